@@ -1,0 +1,211 @@
+"""One look for every figure, table and provenance footer of the book.
+
+This module needs the ``book`` extra (matplotlib, IPython); nothing else in the library imports it.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from IPython import get_ipython
+from IPython.display import HTML, display
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+
+__all__ = ["COLORS", "CYCLE", "footer", "label", "table", "use"]
+
+STYLE = Path(__file__).with_name("lmgeom.mplstyle")
+
+# Okabe and Ito's palette: told apart by readers with any common color vision, and legible on white
+# and, after the page's lightness inversion, on dark grey.
+COLORS: dict[str, str] = {
+    "lev": "#0072B2",
+    "tied": "#D55E00",
+    "lev_default": "#56B4E9",
+    "untied": "#CC79A7",
+    "accent": "#E69F00",
+    "contrast": "#009E73",
+    "reference": "#333333",
+    "muted": "#767676",
+}
+CYCLE: list[str] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333"]
+
+_started = time.perf_counter()
+
+
+def use() -> None:
+    """Set the book's figure style and start the clock that `footer` reads.
+
+    In a notebook figures become SVG with a transparent background and no date in the file, so that
+    the same numbers give the same bytes. Outside IPython only the style is set.
+    """
+    global _started
+    _started = time.perf_counter()
+    mpl.style.use(STYLE)
+    if get_ipython() is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("svg", metadata={"Date": None, "Creator": None})
+
+
+def label(
+    ax: Axes, x: float, y: float, text: str, color: str = COLORS["reference"], **kwargs: Any
+) -> Annotation:
+    """Write a label beside a curve, in the curve's color, instead of a legend.
+
+    Args:
+        ax: Axes to write on.
+        x: Position of the labeled point, data units.
+        y: Position of the labeled point, data units.
+        text: The label.
+        color: A color, or a name out of `COLORS`.
+        **kwargs: Passed to `Axes.annotate`; `xytext` is an offset in points, (4, 0) by default.
+
+    Returns:
+        The annotation.
+    """
+    defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+    settings = {**defaults, **kwargs}
+    return ax.annotate(text, (x, y), color=COLORS.get(color, color), **settings)
+
+
+def _cell(value: Any) -> str:
+    """Format one number or word of a table."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    return html.escape(text)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a cell is set right-aligned."""
+    return isinstance(value, (int, float)) or hasattr(value, "__float__")
+
+
+def _rows_html(columns: Mapping[str, Sequence[Any]], rows: Sequence[int]) -> str:
+    """Lay out the chosen rows of a table."""
+    head = "".join(f'<th scope="col">{html.escape(str(name))}</th>' for name in columns)
+    lines = []
+    for i in rows:
+        cells = (
+            f"<td{' class=number' if _is_number(values[i]) else ''}>{_cell(values[i])}</td>"
+            for values in columns.values()
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def table(
+    columns: Mapping[str, Sequence[Any]], *, caption: str = "The plotted numbers", limit: int = 40
+) -> None:
+    """Display the numbers of a figure as a folded table, below the figure.
+
+    Args:
+        columns: Column title to values; all columns have the same length. Values are numbers,
+            words, NumPy arrays or tensors of one dimension.
+        caption: What the numbers are; the folded line a reader clicks.
+        limit: At most so many rows are shown, evenly picked, first and last among them.
+
+    Raises:
+        ValueError: The columns have different lengths, or there is nothing to show.
+    """
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) != 1 or not min(lengths.values()):
+        raise ValueError(f"columns need one common length of at least 1, got {lengths}")
+    n = next(iter(lengths.values()))
+    rows = list(range(n))
+    if n > limit:
+        rows = sorted({round(i * (n - 1) / (limit - 1)) for i in range(limit)})
+        caption = f"{caption} ({len(rows)} of {n} rows)"
+    body = _rows_html(columns, rows)
+    if "inline" in mpl.get_backend():
+        from matplotlib_inline.backend_inline import flush_figures
+
+        flush_figures()
+    display(
+        HTML(
+            f'<details class="figure-table"><summary>{html.escape(caption)}</summary>'
+            f'<div class="table-scroll">{body}</div></details>'
+        )
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    """Answer of a git command in the working directory, or None outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=True, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def commit() -> str:
+    """Short hash of the checked-out commit, with a mark when tracked files differ from it."""
+    short = _git("rev-parse", "--short=8", "HEAD")
+    if not short:
+        return "not in a git repository"
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    return f"{short} with uncommitted changes" if changed else short
+
+
+def device() -> str:
+    """The processor, or the GPU where torch is loaded and sees one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    threads = torch.get_num_threads() if torch is not None else os.cpu_count()
+    return f"{name} ({threads} thread{'' if threads == 1 else 's'})"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages the numbers depend on."""
+    found = {"Python": platform.python_version()}
+    for name in ("lmgeom", "torch", "numpy", "scipy", "matplotlib"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def footer(**parameters: Any) -> None:
+    """Display where the numbers of a page come from: versions, device, commit, time, parameters.
+
+    Args:
+        **parameters: The notebook's parameters, as `footer(seed=seed, steps=steps)`.
+    """
+    rows = {
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "device": device(),
+        "commit": commit(),
+        "run time": f"{time.perf_counter() - _started:.1f} s",
+    }
+    if parameters:
+        rows["parameters"] = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
+    lines = "".join(
+        f'<tr><th scope="row">{name}</th><td>{html.escape(value)}</td></tr>'
+        for name, value in rows.items()
+    )
+    display(HTML(f'<table class="provenance"><tbody>{lines}</tbody></table>'))
