@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import matplotlib.style
 from IPython import get_ipython
 from IPython.display import HTML, display
 
