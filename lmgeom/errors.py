@@ -1,4 +1,4 @@
-"""Errors that a person can act on: each message is one line that names the wrong value and the right kind."""
+"""Errors that a person can act on: one line that names the wrong value and the right kind."""
 
 
 class LmgeomError(Exception):
@@ -6,7 +6,7 @@ class LmgeomError(Exception):
 
 
 class ConfigError(LmgeomError, ValueError):
-    """A setting that cannot work: the message names the field, its value and what would be right."""
+    """A setting that cannot work; the message names field, value and what would be right."""
 
 
 class DataError(LmgeomError, ValueError):
@@ -23,3 +23,7 @@ class RecordError(LmgeomError):
 
 class TrainingError(LmgeomError):
     """Training stopped: a loss or gradient is not finite, or the data ran out."""
+
+
+class BookError(LmgeomError):
+    """The book cannot be built: a notebook, a tool or a pinned download failed."""

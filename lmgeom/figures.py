@@ -6,7 +6,6 @@ This module needs the ``book`` extra (matplotlib, IPython); nothing else in the 
 from __future__ import annotations
 
 import html
-import os
 import platform
 import subprocess
 import sys
@@ -176,8 +175,10 @@ def device() -> str:
                 break
     except OSError:
         pass
-    threads = torch.get_num_threads() if torch is not None else os.cpu_count()
-    return f"{name} ({threads} thread{'' if threads == 1 else 's'})"
+    if torch is None:
+        return name
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def versions() -> dict[str, str]:
