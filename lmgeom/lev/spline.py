@@ -12,7 +12,7 @@ def bspline(x: Tensor) -> Tensor:
     """Evaluate the quadratic B-spline with knot spacing 1, centered at 0.
 
     Args:
-        x: Distance from the center in knot spacings, signed, shape (...,), any float dtype.
+        x: Signed distance from the center in knot spacings, shape (...,), any float dtype.
 
     Returns:
         Values in [0, 0.75], shape (...,); zero where ``|x| >= 1.5``.
@@ -24,16 +24,16 @@ def bspline(x: Tensor) -> Tensor:
 
 # %% ../../nbs/lev/01_spline.ipynb #spline-basis
 def _in_spacings(t: Tensor, n_knots: int) -> Tensor:
-    """Clamp ``t`` to [0, 1] and measure it in knot spacings: knot j sits at j."""
+    """Clamp ``t`` to [0, 1] and measure it in knot spacings, in which knot g sits at g."""
     if not t.is_floating_point():
         raise TypeError(f"t must be a floating-point tensor, got {t.dtype}")
     if n_knots < 3:
-        raise ValueError(f"n_knots must be at least 3 (three live knots), got {n_knots}")
+        raise ValueError(f"n_knots must be at least 3, the bumps alive at a point, got {n_knots}")
     return t.clamp(0, 1) * (n_knots - 1)
 
 
 def basis(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
-    """Evaluate all quadratic B-splines on the uniform knots ``j / (n_knots - 1)`` of [0, 1].
+    """Evaluate all quadratic B-splines on the uniform knots ``g / (n_knots - 1)`` of [0, 1].
 
     Args:
         t: Points, shape (...,), any float dtype. Points outside [0, 1] are clamped to it:
@@ -55,7 +55,7 @@ def basis(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
 
 # %% ../../nbs/lev/01_spline.ipynb #spline-live
 def _live(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
-    """First live knot (..., ) and signed distances to the three live knots (..., 3)."""
+    """First live knot (...,) and the signed distances (..., 3) to the three live knots."""
     x = _in_spacings(t, n_knots)
     first = ((x.detach() + 0.5).floor().long() - 1).clamp(0, n_knots - 3)
     knots = first[..., None] + torch.arange(3, device=x.device)
