@@ -1,0 +1,282 @@
+"""The `lmgeom` command: data, training, evaluation, budgets, studies and the book.
+
+Every command calls one library function; this module only reads arguments and prints. Whatever a
+person can put right ends with one line on standard error and exit code 2.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lmgeom import __version__
+from lmgeom.errors import ConfigError, LmgeomError
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> str:
+    """Lay rows of words out in columns, as wide as their widest word."""
+    text = [[("-" if cell is None else str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in text)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _data_list(args: argparse.Namespace) -> None:
+    from lmgeom import data
+
+    rows = data.list_sources()
+    print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
+
+
+def _data_fetch(args: argparse.Namespace) -> None:
+    from lmgeom import data
+
+    data.fetch(args.source)
+
+
+def _data_prepare(args: argparse.Namespace) -> None:
+    from lmgeom import data
+
+    out = Path(args.out) if args.out else None
+    print(data.prepare(args.source, out, tokenizer=args.tokenizer))
+
+
+def _config(args: argparse.Namespace) -> Any:
+    from lmgeom.lm import Config, presets
+
+    if args.config:
+        try:
+            return Config.from_json(Path(args.config).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"config {args.config!r}: {error.strerror}") from None
+    return presets[args.preset]
+
+
+def _params(args: argparse.Namespace) -> None:
+    from lmgeom.lm import parameters, presets
+
+    budget = parameters(presets[args.preset])
+    if args.json:
+        facts = dataclasses.asdict(budget)
+        facts |= {"total": budget.total, "overhead": budget.overhead, "flops": budget.flops}
+        print(json.dumps(facts, indent=1))
+        return
+    rows = [(part, f"{count:,}", f"{share:.2%}") for part, count, share in budget.rows()]
+    print(_columns([("part", "parameters", "share"), *rows]))
+    print(f"overhead against the tied model of this shape: {budget.overhead:+.3%}")
+    print(f"forward FLOPs a token: {budget.flops:,}, and {budget.input_flops:,} a distinct id")
+
+
+def _train(args: argparse.Namespace) -> None:
+    import torch
+
+    from lmgeom import data
+    from lmgeom.lm import LanguageModel, TrainConfig, train
+
+    config = _config(args)
+    corpus = data.corpus(args.data, args.tokenizer)
+    if corpus.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"vocab_size={config.vocab_size}: the data's tokenizer {args.tokenizer} needs"
+            f" {corpus.vocab_size}"
+        )
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    settings = TrainConfig(**{"context": config.context} | given)
+    torch.manual_seed(settings.seed)
+    model = LanguageModel(config)
+    out = Path(args.out)
+    result = train(model, corpus, settings, out=out, resume=args.resume)
+    print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {out}")
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from lmgeom import data
+    from lmgeom.lm import evaluate, load_model
+
+    model = load_model(Path(args.checkpoint))
+    corpus = data.corpus(args.data, args.tokenizer)
+    if corpus.vocab_size > model.config.vocab_size:
+        raise ConfigError(
+            f"tokenizer {args.tokenizer!r} has {corpus.vocab_size} ids,"
+            f" the model only {model.config.vocab_size}"
+        )
+    names = args.splits.split(",") if args.splits else [*corpus.splits]
+    if unknown := [name for name in names if name not in corpus.splits]:
+        raise ConfigError(f"unknown split {unknown[0]!r}; known: {', '.join(corpus.splits)}")
+    found = evaluate(model, {n: corpus.splits[n] for n in names}, max_tokens=args.max_tokens)
+    if args.json:
+        print(json.dumps({name: dataclasses.asdict(e) for name, e in found.items()}, indent=1))
+        return
+    rows = [
+        (n, f"{e.nats:.4f}", f"{e.stderr:.4f}", f"{e.bits_per_byte:.4f}", e.tokens, e.documents)
+        for n, e in found.items()
+    ]
+    head = ("split", "nats/token", "stderr", "bits/byte", "tokens", "documents")
+    print(_columns([head, *rows]))
+
+
+def _study_list(args: argparse.Namespace) -> None:
+    from lmgeom.study.run import load_study, status, studies
+
+    rows = []
+    for name in studies():
+        study = load_study(name)
+        done = sum(row["state"] == "done" for row in status(study))
+        rows.append((name, f"{done}/{len(study.runs)}", study.question))
+    print(_columns([("study", "done", "question"), *rows]))
+
+
+def _study_show(args: argparse.Namespace) -> None:
+    from lmgeom.study.run import load_study, status
+
+    rows = status(load_study(args.study))
+    print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
+
+
+def _study_run(args: argparse.Namespace) -> int:
+    from lmgeom.study.run import execute, load_study, run_study, studies
+
+    folder = Path(args.results) if args.results else None
+    if args.run:
+        if args.study is None:
+            raise ConfigError("--run needs the name of its study")
+        execute(load_study(args.study).run(args.run), folder)
+        return 0
+    if (args.study is None) == (not args.all):
+        raise ConfigError("name one study, or give --all")
+    failed = []
+    for name in studies() if args.all else [args.study]:
+        failed += run_study(load_study(name), workers=args.workers, folder=folder)
+    return 1 if failed else 0
+
+
+def _study_claims(args: argparse.Namespace) -> int:
+    from lmgeom.study.claims import check_tests, judge, load_claims
+
+    claims = load_claims()
+    outcomes = check_tests(claims.values()) if args.check else None
+    verdicts = {name: judge(claim, outcomes=outcomes) for name, claim in claims.items()}
+    print(_columns([(name, v.verdict, v.evidence) for name, v in verdicts.items()]))
+    return 1 if outcomes and "failed" in outcomes.values() else 0
+
+
+def _number(kind: type, least: float) -> Any:
+    """Make an argument type that accepts numbers of at least `least`."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not value >= least:
+            word = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {word} of at least {least:g}")
+        return value
+
+    return parse
+
+
+def _add_data(commands: Any) -> None:
+    parser = commands.add_parser("data", help="list, fetch and prepare text")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verb = verbs.add_parser("list", help="the named sources and what is cached of them")
+    verb.set_defaults(call=_data_list)
+    verb = verbs.add_parser("fetch", help="download a source into the cache")
+    verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
+    verb.set_defaults(call=_data_fetch)
+    verb = verbs.add_parser("prepare", help="tokenize a source into memory maps")
+    verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
+    verb.add_argument("--tokenizer", default="bpe-16k", help="tokenizer (default: %(default)s)")
+    verb.add_argument("--out", help="folder to write (default: in the cache)")
+    verb.set_defaults(call=_data_prepare)
+
+
+def _add_model(commands: Any) -> None:
+    parser = commands.add_parser("params", help="the exact parameter budget of a preset")
+    parser.add_argument("preset")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(call=_params)
+
+    parser = commands.add_parser("train", help="train a model")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--preset", help="a named model; see `lmgeom params`")
+    model.add_argument("--config", help="a JSON file written by Config.to_json")
+    parser.add_argument("--data", default="minipile-core", help="source (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
+    parser.add_argument("--out", required=True, help="folder of checkpoints and the log")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    whole, positive = _number(int, 1), _number(float, 0.0)
+    parser.add_argument("--steps", type=whole, required=True, help="optimizer steps")
+    parser.add_argument("--batch-size", type=whole, default=8, help="sequences (default: 8)")
+    parser.add_argument("--accumulation", type=whole, help="batches a step")
+    parser.add_argument("--context", type=whole, help="tokens a sequence (default: the model's)")
+    parser.add_argument("--lr", type=positive, required=True, help="peak learning rate")
+    parser.add_argument("--warmup", type=_number(int, 0), help="steps of linear warm-up")
+    parser.add_argument("--weight-decay", type=positive)
+    parser.add_argument("--clip", type=positive, help="largest gradient norm")
+    parser.add_argument("--seed", type=_number(int, 0), help="weights and token order")
+    parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
+    parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
+    parser.add_argument("--device", help="cpu, cuda or auto")
+    parser.set_defaults(call=_train)
+
+    parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text")
+    parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
+    parser.add_argument("--data", default="minipile-core", help="source (default: %(default)s)")
+    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
+    parser.add_argument("--splits", help="comma-separated names (default: all)")
+    parser.add_argument("--max-tokens", type=_number(int, 1), help="tokens a split")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(call=_eval)
+
+
+def _add_study(commands: Any) -> None:
+    parser = commands.add_parser("study", help="run studies and judge claims")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verb = verbs.add_parser("list", help="the studies and how much of each is done")
+    verb.set_defaults(call=_study_list)
+    verb = verbs.add_parser("show", help="the runs of one study")
+    verb.add_argument("study")
+    verb.set_defaults(call=_study_show)
+    verb = verbs.add_parser("run", help="run what has no record yet; resumes what was cut off")
+    verb.add_argument("study", nargs="?", help="a name of `lmgeom study list`, or a YAML file")
+    verb.add_argument("--all", action="store_true", help="every study of the book")
+    verb.add_argument("--run", help="only this run, in this process")
+    verb.add_argument("--workers", type=_number(int, 1), default=2, help="default: %(default)s")
+    verb.add_argument("--results", help="folder of records (default: book/results)")
+    verb.set_defaults(call=_study_run)
+    verb = verbs.add_parser("claims", help="every claim with its computed verdict")
+    verb.add_argument("--check", action="store_true", help="first run the tests behind them")
+    verb.set_defaults(call=_study_claims)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of the whole command."""
+    top = argparse.ArgumentParser(prog="lmgeom", description=__doc__.partition("\n")[0])
+    top.add_argument("--version", action="version", version=f"lmgeom {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_data(commands)
+    _add_model(commands)
+    _add_study(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        return args.call(args) or 0
+    except LmgeomError as error:
+        print(f"lmgeom: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("lmgeom: interrupted", file=sys.stderr)
+        return 130
