@@ -234,8 +234,30 @@ def execute(
     return [item.name for item in todo]
 
 
+def _is_image(output: NotebookNode) -> bool:
+    """Tell whether an output is a drawing."""
+    return any(kind.startswith("image/") for kind in output.get("data", {}))
+
+
+def _split_figure(name: str, cell: NotebookNode) -> list[NotebookNode]:
+    """Give a captioned drawing a cell of its own, so that a table below it takes no caption."""
+    if "figure" not in cell.metadata.get("mystnb", {}):
+        return [cell]
+    images = [output for output in cell.outputs if _is_image(output)]
+    if len(images) != 1:
+        raise BookError(f"{name}, cell {cell.id}: one caption, but {len(images)} drawings")
+    others = [output for output in cell.outputs if not _is_image(output)]
+    cell.outputs = images
+    if not others:
+        return [cell]
+    tags = ["remove-input"]
+    more = nbformat.v4.new_code_cell(id=f"{cell.id}-more"[:64], metadata={"tags": tags})
+    more.outputs, more.execution_count = others, cell.execution_count
+    return [cell, more]
+
+
 def executed_notebook(work: Workspace, name: str) -> NotebookNode:
-    """Staged notebook with the outputs of its last execution.
+    """Staged notebook with the outputs of its last execution, laid out for the page.
 
     Prose is taken from the staged notebook, so that an edit of it needs no new execution.
 
@@ -245,12 +267,20 @@ def executed_notebook(work: Workspace, name: str) -> NotebookNode:
 
     Returns:
         The notebook to show.
+
+    Raises:
+        BookError: A cell with the caption of a figure drew none, or several.
     """
     notebook = nbformat.read(work.file("staged", name), as_version=4)
     executed = nbformat.read(work.file("executed", name), as_version=4)
     ran = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
+    cells = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = ran[cell.id].outputs
             cell.execution_count = ran[cell.id].execution_count
+            cells += _split_figure(name, cell)
+        else:
+            cells.append(cell)
+    notebook.cells = cells
     return notebook
