@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['FORMAT', 'FILES', 'HEADER_LIMIT', 'log', 'Checkpoint', 'model_tensors', 'optimizer_tensors', 'steps', 'save', 'read',
-           'latest', 'load']
+           'latest', 'load', 'load_model']
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #imports
 import hashlib
@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .config import Config
+from .model import LanguageModel
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #constants
 FORMAT = "lmgeom-checkpoint-1"
@@ -34,12 +36,12 @@ class Checkpoint:
     """A verified checkpoint on disk: where it is and what its state.json says.
 
     Attributes:
-        path: the folder, named step-00000010 for step 10.
-        step: updates made when it was written.
-        config: the model's configuration as plain data, or None.
-        tied: names that share another name's tensor, as {name: stored name}.
-        optimizer: settings and numbers of the optimizer, or None when none was saved.
-        extra: what the caller of `save` added.
+        path: The folder, named step-00000010 for step 10.
+        step: Updates made when it was written.
+        config: The model's configuration as plain data, or None.
+        tied: Names that share another name's tensor, as {name: stored name}.
+        optimizer: Settings and numbers of the optimizer, or None when none was saved.
+        extra: What the caller of `save` added.
     """
 
     path: Path
@@ -74,19 +76,22 @@ def optimizer_tensors(
     """Flatten an optimizer: tensors under "parameter.key", everything else as plain data.
 
     Args:
-        optimizer: any optimizer whose state is tensors, numbers, strings and None.
-        names: the parameter's name by `id(parameter)`.
+        optimizer: Any optimizer whose state is tensors, numbers, strings and None.
+        names: The parameter's name by `id(parameter)`.
 
     Returns:
         The tensors by flat name, and {"values": {flat name: value}, "groups": [group]} where a
         group has the names of its `params` and its `settings`.
 
     Raises:
-        CheckpointError: for a state of another type, by name.
+        CheckpointError: For a state of another type, by name.
     """
     tensors, values, groups = {}, {}, []
     for group in optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key != "params"}
+        for key, value in settings.items():
+            if isinstance(value, Tensor):
+                raise CheckpointError(f"optimizer setting {key} is a tensor; numbers are saved")
         members = [names[id(parameter)] for parameter in group["params"]]
         groups.append({"params": members, "settings": settings})
         for name, parameter in zip(members, group["params"], strict=True):
@@ -153,18 +158,18 @@ def save(
     """Write a whole checkpoint or nothing, then delete all but the newest `keep`.
 
     Args:
-        folder: the run's folder; one run at a time writes in it.
-        step: updates made so far.
-        model: its `config.to_dict()`, where it has one, is saved too.
-        optimizer: any optimizer whose state is tensors and numbers.
-        extra: plain data to keep beside it.
-        keep: checkpoints that stay, counting this one.
+        folder: The run's folder; one run at a time writes in it.
+        step: Updates made so far.
+        model: Its `config.to_dict()`, where it has one, is saved too.
+        optimizer: Any optimizer whose state is tensors and numbers.
+        extra: Plain data to keep beside it.
+        keep: Checkpoints that stay, counting this one.
 
     Returns:
         The checkpoint's folder, step-00000010 for step 10.
 
     Raises:
-        CheckpointError: when it cannot be written; earlier checkpoints are untouched.
+        CheckpointError: When it cannot be written; earlier checkpoints are untouched.
     """
     tensors, tied = model_tensors(model)
     config = model.config.to_dict() if hasattr(model, "config") else None
@@ -252,13 +257,13 @@ def read(path: str | Path) -> Checkpoint:
     """Verify one checkpoint, byte by byte, without loading it.
 
     Args:
-        path: a folder such as runs/a/step-00000010.
+        path: A folder such as runs/a/step-00000010.
 
     Returns:
         What it holds.
 
     Raises:
-        CheckpointError: when it is missing, truncated, foreign or a pickle, by name.
+        CheckpointError: When it is missing, truncated, foreign or a pickle, by name.
     """
     path = Path(path)
     state = _read_state(path)
@@ -278,13 +283,13 @@ def latest(folder: str | Path) -> Checkpoint | None:
     """Find the newest good checkpoint of a run, warning about each newer one that is refused.
 
     Args:
-        folder: the run's folder.
+        folder: The run's folder.
 
     Returns:
         The checkpoint, or None when the folder holds none at all.
 
     Raises:
-        CheckpointError: when there are checkpoints and none is good.
+        CheckpointError: When there are checkpoints and none is good.
     """
     found = steps(folder)
     for _, path in reversed(found):
@@ -351,6 +356,13 @@ def _load_optimizer(
         }
         groups.append(settings | {"params": now["params"]})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, entry in state.items():
+        kept = optimizer.state[parameters[index]]
+        for key, value in entry.items():
+            # load_state_dict casts a tensor to the parameter's dtype; a count must stay a count
+            if isinstance(value, Tensor) and kept[key].dtype != value.dtype:
+                kept[key] = value.to(kept[key].device)
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #load
 def load(
@@ -361,15 +373,15 @@ def load(
     """Load weights, and optimizer state if asked, in place; nothing is pickled.
 
     Args:
-        checkpoint: what `latest` or `read` gave, or a checkpoint's folder, verified here.
-        model: a module with the same tensors.
-        optimizer: an optimizer over the same parameter groups.
+        checkpoint: What `latest` or `read` gave, or a checkpoint's folder, verified here.
+        model: A module with the same tensors.
+        optimizer: An optimizer over the same parameter groups.
 
     Returns:
         The checkpoint.
 
     Raises:
-        CheckpointError: when it is damaged or its tensors are not the model's; then the model is
+        CheckpointError: When it is damaged or its tensors are not the model's; then the model is
             unchanged.
     """
     if not isinstance(checkpoint, Checkpoint):
@@ -378,3 +390,24 @@ def load(
     if optimizer is not None:
         _load_optimizer(checkpoint, model, optimizer)
     return checkpoint
+
+# %% ../../nbs/lm/05_checkpoint.ipynb #load-model
+def load_model(path: str | Path) -> tuple[LanguageModel, Checkpoint]:
+    """Build the language model of a checkpoint and load its weights.
+
+    Args:
+        path: A checkpoint's folder, or a run's folder, whose newest good checkpoint is taken.
+
+    Returns:
+        The model, on the CPU, and the checkpoint.
+
+    Raises:
+        CheckpointError: If there is none, or it is damaged or foreign.
+    """
+    path = Path(path)
+    one = re.fullmatch(r"step-\d{8,}", path.name) or (path / "state.json").exists()
+    found = read(path) if one else latest(path)
+    if found is None or found.config is None:
+        raise CheckpointError(f"{path} holds no checkpoint of a language model")
+    model = LanguageModel(Config.from_dict(found.config))
+    return model, load(found, model)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import DataError
+from .config import require
 from .loss import bits_per_byte, token_loss
 
 # %% ../../nbs/lm/07_evaluate.ipynb #windows
@@ -21,10 +22,10 @@ def windows(length: int, context: int, overlap: int, first: int = 1) -> list[tup
     """Cut a document into windows that predict each of its tokens once.
 
     Args:
-        length: tokens of the document; the first one is context only.
-        context: longest input of the model, in tokens.
-        overlap: least context of a scored token that has it in its document, 1 to `context`.
-        first: position of the first token to predict, 1 or more.
+        length: Tokens of the document; the first one is context only.
+        context: Longest input of the model, in tokens.
+        overlap: Least context of a scored token that has it in its document, 1 to `context`.
+        first: Position of the first token to predict, 1 or more.
 
     Returns:
         Windows (start, stop, score): the model reads tokens start to stop - 2 and is scored on
@@ -42,8 +43,8 @@ def choose(lengths: np.ndarray, max_tokens: int | None) -> np.ndarray:
     """Choose whole documents, spread evenly over a split, of at most `max_tokens` tokens in all.
 
     Args:
-        lengths: tokens of each document, shape (n,).
-        max_tokens: the budget, or None for every document; one document is always chosen.
+        lengths: Tokens of each document, shape (n,).
+        max_tokens: The budget, or None for every document; one document is always chosen.
 
     Returns:
         Their indices, ascending; the choice depends on the arguments alone.
@@ -60,9 +61,9 @@ class Losses(NamedTuple):
     """Scored tokens of a split, in the order of its text.
 
     Attributes:
-        targets: ids of the predicted tokens, int64 of shape (N,).
-        nats: their losses, float32 of shape (N,).
-        documents: index of each one's document, int64 of shape (N,).
+        targets: Ids of the predicted tokens, int64 of shape (N,).
+        nats: Their losses, float32 of shape (N,).
+        documents: Index of each one's document, int64 of shape (N,).
     """
 
     targets: np.ndarray
@@ -94,22 +95,24 @@ def losses(
     """Compute the loss of every scored token of a split.
 
     Args:
-        model: has `hidden(ids)`, `head` and `config.context`.
-        split: has `tokens`, `documents`, `score_from`.
-        batch_size: windows read at a time; those of equal length go together.
-        max_tokens: read whole documents of at most this many tokens; None for all.
-        overlap: least context of a scored token that has it in its document; None for half of the
+        model: Has `hidden(ids)`, `head` and `config.context`.
+        split: Has `tokens`, `documents`, `score_from`.
+        batch_size: Windows read at a time; those of equal length go together.
+        max_tokens: Read whole documents of at most this many tokens; None for all.
+        overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
-        chunk: tokens whose logits exist at a time.
+        chunk: Tokens whose logits exist at a time.
 
     Returns:
         Targets, losses in nats and documents.
 
     Raises:
-        DataError: when nothing can be scored.
+        DataError: When nothing can be scored.
     """
     context = model.config.context
-    plan = _plan(split, context, context // 2 if overlap is None else overlap, max_tokens)
+    overlap = max(1, context // 2) if overlap is None else overlap
+    require("overlap", overlap, 1 <= overlap <= context, f"must be from 1 to {context}")
+    plan = _plan(split, context, overlap, max_tokens)
     if not plan:
         raise DataError("no token can be scored: each document needs two tokens")
     sizes = np.array([stop - score for _, _, stop, score in plan])
@@ -155,8 +158,8 @@ def ratio(totals: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
     Source: the linearized ratio estimator (Cochran, Sampling Techniques, section 2.11).
 
     Args:
-        totals: summed nats of each document, shape (n,).
-        sizes: what they are divided by, tokens or bytes, shape (n,).
+        totals: Summed nats of each document, shape (n,).
+        sizes: What they are divided by, tokens or bytes, shape (n,).
 
     Returns:
         The ratio and its standard error, None for a single document.
@@ -173,13 +176,13 @@ class Evaluation:
     """Loss of a model on a split.
 
     Attributes:
-        nats: mean loss in nats a token.
-        stderr: its standard error by document, None for a single document.
-        bits_per_byte: summed loss in bits, divided by the UTF-8 bytes of the scored text.
-        tokens: tokens scored.
-        documents: documents scored.
-        document_nats: mean over documents of the summed loss; on LAMBADA, of a last word.
-        document_stderr: its standard error, None for a single document.
+        nats: Mean loss in nats a token.
+        stderr: Its standard error by document, None for a single document.
+        bits_per_byte: Summed loss in bits, divided by the UTF-8 bytes of the scored text.
+        tokens: Tokens scored.
+        documents: Documents scored.
+        document_nats: Mean over documents of the summed loss; on LAMBADA, of a last word.
+        document_stderr: Its standard error, None for a single document.
     """
 
     nats: float
@@ -205,7 +208,7 @@ def summarize(found: Losses, n_bytes: np.ndarray) -> Evaluation:
     """Turn token losses into an `Evaluation`, adding in float64.
 
     Args:
-        found: the losses of a split.
+        found: The losses of a split.
         n_bytes: UTF-8 bytes of the scored text of each of the split's documents.
     """
     index, place = np.unique(found.documents, return_inverse=True)
@@ -235,11 +238,11 @@ def evaluate(
     """Evaluate a model on held-out text, each document on its own.
 
     Args:
-        model: has `hidden(ids)`, `head` and `config.context`.
-        splits: splits by name; a single one is named "split".
-        batch_size: windows read at a time.
-        max_tokens: read whole documents of at most this many tokens in each split; None for all.
-        overlap: least context of a scored token that has it in its document; None for half of the
+        model: Has `hidden(ids)`, `head` and `config.context`.
+        splits: Splits by name; a single one is named "split".
+        batch_size: Windows read at a time.
+        max_tokens: Read whole documents of at most this many tokens in each split; None for all.
+        overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
 
     Returns:

@@ -17,8 +17,8 @@ def role(name: str, shape: tuple[int, ...]) -> str:
     """Say what a parameter does, from its name and shape.
 
     Args:
-        name: the name in `model.named_parameters()`, parts joined by dots.
-        shape: the parameter's shape.
+        name: The name in `model.named_parameters()`, parts joined by dots.
+        shape: The parameter's shape.
 
     Returns:
         A key of `DECAYED`: "spline" (coefficients around 1), "gain" (norm gains and biases,
@@ -41,9 +41,9 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict]:
     """Split a model's parameters by role; only tables and matrices decay.
 
     Args:
-        model: any module; a weight used in two places (a tied head) is listed once, where it
+        model: Any module; a weight used in two places (a tied head) is listed once, where it
             appears first.
-        weight_decay: decoupled decay of the roles that decay.
+        weight_decay: Decoupled decay of the roles that decay.
 
     Returns:
         One parameter group for each role present: `params`, `role` and `weight_decay`.
@@ -60,28 +60,33 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict]:
 # %% ../../nbs/lm/04_optim.ipynb #adamw
 def adamw(
     model: nn.Module,
-    *,
     lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
     weight_decay: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.95),
 ) -> torch.optim.AdamW:
-    """Make AdamW over `parameter_groups`, as one fused kernel a group.
+    """Make AdamW (Loshchilov and Hutter 2019, algorithm 2) over a model's parameter groups.
 
-    Source: Loshchilov and Hutter (2019), algorithm 2.
+    Args:
+        model: The model, already on its device.
+        lr: Learning rate.
+        weight_decay: Decoupled decay of the roles that decay.
+        betas: Averaging constants of the gradient and of its square.
+
+    Returns:
+        The optimizer; one fused kernel updates all tensors of a group.
     """
     groups = parameter_groups(model, weight_decay)
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 # %% ../../nbs/lm/04_optim.ipynb #schedule
-def schedule(step: int, *, steps: int, warmup: int, floor: float = 0.1) -> float:
+def schedule(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
     """Give the factor on the peak learning rate: linear warm-up, then half a cosine.
 
     Args:
-        step: the update about to be made, 0 to steps - 1.
-        steps: updates in all.
-        warmup: updates of the linear rise; the last of them has factor 1.
-        floor: factor of the last update.
+        step: The update about to be made, 0 to steps - 1.
+        steps: Updates in all.
+        warmup: Updates of the linear rise; the last of them has factor 1.
+        floor: Factor of the last update.
 
     Returns:
         A factor between 0 and 1.
