@@ -1,0 +1,170 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from lmgeom import data
+from lmgeom.errors import ConfigError, RecordError
+from lmgeom.study.records import load_records, only_writer
+from lmgeom.study.run import execute, load_study, run_study, status, studies
+
+PLAN = {
+    "name": "tiny",
+    "question": "does it run?",
+    "data": {"source": "synthetic", "tokenizer": "none"},
+    "seeds": [0, 1],
+    "model": {"vocab_size": 64, "dim": 16, "layers": 1, "heads": 2, "context": 16, "mlp_width": 32},
+    "train": {"steps": 6, "batch_size": 2, "context": 16, "lr": 0.01, "warmup": 1},
+    "evaluation": {"every": 3, "tokens": 200, "final_tokens": 400},
+    "arms": {"tied": {}, "untied": {"model": {"head": "untied"}}},
+}
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    (tmp_path / "settings.ini").touch()
+    (tmp_path / "book" / "studies").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    corpus = data.synthetic(64, 0, 4000)
+    monkeypatch.setattr(data, "corpus", lambda source, tokenizer: corpus)
+    return tmp_path
+
+
+def write(book, **changes):
+    path = book / "book" / "studies" / "tiny.yaml"
+    path.write_text(yaml.safe_dump(PLAN | changes))
+    return path
+
+
+def test_a_study_resolves_every_run(book):
+    write(book)
+    study = load_study("tiny")
+    assert studies() == ["tiny"]
+    assert [run.name for run in study.runs] == [
+        "tied-seed0",
+        "tied-seed1",
+        "untied-seed0",
+        "untied-seed1",
+    ]
+    assert len({run.id for run in study.runs}) == 4
+    assert study.run("untied-seed1").model.head == "untied"
+
+
+def test_changes_make_another_study_of_it(book):
+    write(book)
+    study = load_study(
+        "tiny", seeds=[7], train={"steps": 4}, data={"source": "mine", "tokenizer": "x"}
+    )
+    assert [run.name for run in study.runs] == ["tied-seed7", "untied-seed7"]
+    assert {run.train.steps for run in study.runs} == {4}
+    assert {run.data["source"] for run in study.runs} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sedes": [1]}, "unknown 'sedes'"),
+        ({"arms": {"a": {"modle": {}}}}, "unknown 'modle'"),
+        ({"train": {"stpes": 3}}, "stpes"),
+        ({"evaluation": {"every": 1, "token": 2}}, "unknown 'token'"),
+        ({"model": {"preset": "tied-huge"}}, "tied-huge"),
+    ],
+)
+def test_a_misspelled_key_is_named(book, changes, message):
+    write(book, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_study("tiny")
+
+
+def test_an_unknown_study_lists_the_known(book):
+    write(book)
+    with pytest.raises(ConfigError, match="unknown study 'tny'; known: tiny"):
+        load_study("tny")
+
+
+def test_a_run_is_recorded_once(book):
+    write(book)
+    run = load_study("tiny").runs[0]
+    first = execute(run, quiet=True)
+    before = run.path().stat().st_mtime_ns
+    assert execute(run, quiet=True) == first
+    assert run.path().stat().st_mtime_ns == before
+    assert load_records("tiny") == [first]
+    assert [point["tokens"] for point in first["curve"]] == [96, 192]
+    assert {"val", "lambada"} <= set(first["losses"])
+    assert not list((book / "_build" / "runs").iterdir())
+    assert [row["state"] for row in status(load_study("tiny"))].count("done") == 1
+
+
+def test_the_validation_loss_is_the_weighted_mean(book):
+    write(book)
+    losses = execute(load_study("tiny").runs[0], quiet=True)["losses"]
+    weights = data.corpus("", "").weights
+    mean = sum(weights[d] * losses[f"val/{d}"] for d in weights)
+    assert losses["val"] == pytest.approx(mean, abs=2e-6)
+
+
+def test_the_seed_changes_the_result_and_nothing_else_does(book):
+    write(book)
+    runs = load_study("tiny").runs
+    losses = [
+        execute(run, book / f"r{i}", quiet=True)["losses"]["val"] for i, run in enumerate(runs[:2])
+    ]
+    again = execute(runs[0], book / "again", quiet=True)["losses"]["val"]
+    assert losses[0] != losses[1]
+    assert again == losses[0]
+
+
+def test_other_data_than_pinned_stop_the_run(book):
+    write(book, data=PLAN["data"] | {"fingerprint": "0123"})
+    run = load_study("tiny").runs[0]
+    with pytest.raises(ConfigError, match="pins data 0123"):
+        execute(run, quiet=True)
+    assert not run.path().exists()
+
+
+def test_two_processes_never_write_one_record(book):
+    write(book)
+    run = load_study("tiny").runs[0]
+    with only_writer(run.path()), pytest.raises(RecordError, match="is being written"):
+        execute(run, quiet=True)
+
+
+COMMAND = """
+import sys
+from lmgeom import data
+corpus = data.synthetic(64, 0, 4000)
+data.corpus = lambda source, tokenizer: corpus
+from lmgeom.study.run import execute, load_study
+execute(load_study("tiny").runs[0])
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_record(book):
+    write(book, train=PLAN["train"] | {"steps": 300, "checkpoint_every": 20})
+    run = load_study("tiny").runs[0]
+    whole = execute(run, book / "whole", quiet=True)
+    process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.DEVNULL)
+    work = book / "_build" / "runs"
+    deadline = time.monotonic() + 60
+    while not list(work.glob("*/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not run.path().exists()
+    resumed = execute(run, quiet=True)
+    for key in ("losses", "curve", "tokens", "id"):
+        assert json.dumps(resumed[key]) == json.dumps(whole[key])
+
+
+def test_a_failed_worker_is_reported_and_the_others_go_on(book, monkeypatch):
+    write(book)
+    lines = []
+    failed = run_study(load_study("tiny"), workers=2, report=lines.append)
+    assert sorted(failed) == [run.name for run in load_study("tiny").runs]
+    assert all("synthetic" in line for line in lines[1:])
