@@ -11,6 +11,7 @@ from torch import Tensor
 
 # %% ../../nbs/lev/02_digits.ipynb #digits-base
 def _at_least_one(name: str, value: int) -> int:
+    """Check that a count is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < 1:
@@ -22,11 +23,11 @@ def base(vocab_size: int, n_digits: int) -> int:
     """Find the smallest integer b with ``b ** n_digits >= vocab_size``, in integer arithmetic.
 
     Args:
-        vocab_size: Number of token ids V, at least 1 and as large as you like.
-        n_digits: Digits an id is written with, k, at least 1.
+        vocab_size: Number of token ids V, at least 1, of any magnitude.
+        n_digits: Digits that an id is written with, k, at least 1.
 
     Returns:
-        The base b; for V = 200,376 and k = 3 it is 59 (Leviathan, section 3.1).
+        The base b: 59 for V = 200,376 and k = 3, as in Leviathan, version 1.
 
     Raises:
         TypeError: An argument is not an integer.
@@ -34,7 +35,7 @@ def base(vocab_size: int, n_digits: int) -> int:
     """
     vocab_size = _at_least_one("vocab_size", vocab_size)
     n_digits = _at_least_one("n_digits", n_digits)
-    low, high = 1, 1 << -(-vocab_size.bit_length() // n_digits)  # high ** n_digits > vocab_size
+    low, high = 1, 1 << -(-vocab_size.bit_length() // n_digits)
     while low < high:
         middle = (low + high) // 2
         if middle**n_digits >= vocab_size:
@@ -60,7 +61,7 @@ def digits(ids: Tensor, base: int, n_digits: int) -> Tensor:
 
     Raises:
         TypeError: ``ids`` is not a tensor of integers, or a count is not an integer.
-        ValueError: A count is below 1, or an id is outside the range.
+        ValueError: A count is below 1, or an id is out of range.
     """
     base = _at_least_one("base", base)
     n_digits = _at_least_one("n_digits", n_digits)
@@ -68,11 +69,11 @@ def digits(ids: Tensor, base: int, n_digits: int) -> Tensor:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"ids must be a tensor of integers, got {kind}")
     rest = ids.long()
-    for bad in (rest.min().item(), rest.max().item()) if rest.numel() else ():
-        if not 0 <= bad < base**n_digits:
-            raise ValueError(f"id {bad} is outside [0, {base}**{n_digits} = {base**n_digits})")
-    places = []
+    for extreme in (rest.min().item(), rest.max().item()) if rest.numel() else ():
+        if not 0 <= extreme < base**n_digits:
+            raise ValueError(f"id {extreme} is outside [0, {base}**{n_digits} = {base**n_digits})")
+    found = []
     for _ in range(n_digits):
-        places.append(rest % base)
+        found.append(rest % base)
         rest = rest // base
-    return torch.stack(places[::-1], dim=-1)
+    return torch.stack(found[::-1], dim=-1)
