@@ -31,7 +31,7 @@ SERIF = Package(
     sha256="8c452853c74be1e43e9fbfe76321c26f4678a2d431e93209ff1d9faec03fd96f",
     license="OFL-1.1",
 )
-# Archive, prefix cut from its names, folder below _static, and the files wanted.
+# Archive, prefix cut from its names, folder of static files, and the files wanted.
 FILES = (
     (
         MATHJAX,
@@ -57,7 +57,7 @@ def web_assets() -> dict[PurePosixPath, bytes]:
     """Read the bundled files, downloading their archives where the cache lacks them.
 
     Returns:
-        Content by path below the book's `_static` folder.
+        Content by path below the folder of static files.
 
     Raises:
         BookError: An archive cannot be had.

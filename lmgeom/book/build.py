@@ -146,7 +146,7 @@ def assemble(work: Workspace) -> None:
     files[PurePosixPath("status.md")] = status_page(executions).encode()
     files[PurePosixPath("_generated/claims.md")] = claims_page().encode()
     for name, content in web_assets().items():
-        files[PurePosixPath("_static") / name] = content
+        files[PurePosixPath("_assets/_static") / name] = content
     _replace(work.sources, files)
 
 
