@@ -395,34 +395,42 @@ def _package_documents(
             yield document
 
 
-def _hub_documents(hub: Hub, origin, dataset, streaming, max_bytes) -> Iterator[Document]:
-    from datasets import load_dataset
-
+def _hub_documents(
+    hub: Hub, origin: Origin, dataset: str | None, streaming: bool, max_bytes: int | None
+) -> Iterator[Document]:
     name = dataset or hub.dataset
-    row = {"name": hub.dataset, "version": hub.configuration, "documents": 0, "bytes": 0}
+    row = {"name": name, "version": hub.configuration, "documents": 0, "bytes": 0}
     origin.packages.append(row)
+    by_hash = list(hub.splits) == ["train"]
     for split, theirs in hub.splits.items():
         limit = max_bytes if split == "train" else max_bytes and max_bytes // 50
-        try:
-            rows = load_dataset(
-                name,
-                hub.configuration or None,
-                data_files=hub.data_files,
-                split=theirs,
-                streaming=streaming,
-            )
-        except Exception as error:  # the Hub fails in many ways; each is one clear line here
-            raise DataError(f"data set {name!r}, split {theirs!r}: {_first_line(error)}") from error
-        total = 0
-        for document in _hub_rows(hub, rows):
+        left = limit
+        for document in _hub_split(hub, name, theirs, streaming):
             size = len(document.text.encode())
-            total += size
-            if limit is not None and total > limit:
-                break
+            if left is not None:
+                left -= size
+                if left < 0:
+                    break
             row["documents"] += 1
             row["bytes"] += size
-            by_hash = "val" not in hub.splits
             yield document._replace(split=None if by_hash else split)
+
+
+def _hub_split(hub: Hub, name: str, split: str, streaming: bool) -> Iterator[Document]:
+    try:
+        from datasets import load_dataset
+
+        rows = load_dataset(
+            name,
+            hub.configuration or None,
+            data_files=hub.data_files,
+            split=split,
+            streaming=streaming,
+        )
+        yield from _hub_rows(hub, rows)
+    except Exception as error:  # the Hub fails in many ways; each is one clear line here
+        message = f"data set {name!r}, split {split!r}: {type(error).__name__}"
+        raise DataError(f"{message}: {_first_line(error)}") from error
 
 
 def _hub_rows(hub: Hub, rows) -> Iterator[Document]:
@@ -444,13 +452,25 @@ KINDS = (".txt", ".jsonl", ".parquet")
 PIECE = 8192
 
 
-def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
+def own_files(source: str | Path) -> dict[str, str]:
+    """List a person's own files: path -> sha256; empty for a named source.
+
+    Raises:
+        DataError: If the path holds no file of a kind we read.
+    """
+    path = Path(source)
+    if str(source) in SOURCES or not path.exists():
+        return {}
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in KINDS)
     if not found or found[0].suffix not in KINDS:
         raise DataError(f"{path}: expected .txt, .jsonl or .parquet files")
-    for file in found:
-        row = {"name": file.name, "version": "", "sha256": file_sha256(file)}
-        row |= {"documents": 0, "bytes": 0}
+    return {str(file): file_sha256(file) for file in found}
+
+
+def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
+    for file, sha256 in own_files(path).items():
+        file = Path(file)
+        row = {"name": file.name, "version": "", "sha256": sha256, "documents": 0, "bytes": 0}
         origin.packages.append(row)
         for text in READERS[file.suffix](file):
             row["documents"] += 1

@@ -123,9 +123,7 @@ class Tokenizer:
                 stored["name"], ranks, stored["pattern"], stored["eot"], stored["vocab_size"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                "not a tokenizer written by lmgeom (JSON with tokens and pattern)"
-            ) from error
+            raise DataError("not a tokenizer that lmgeom wrote") from error
 
     @cached_property
     def sha256(self) -> str:
@@ -241,4 +239,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise DataError(f"{path}: no such tokenizer")
-    return Tokenizer.from_json(path.read_text("utf-8"))
+    try:
+        return Tokenizer.from_json(path.read_text("utf-8"))
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -197,16 +197,25 @@ def ngrams(text: str, n: int = 13) -> np.ndarray:
     size = len(words) - n + 1
     if size < 1:
         return np.empty(0, dtype=np.uint64)
-    hashes = np.array([_word_hash(word) for word in words], dtype=np.uint64)
+    hashes = np.fromiter(map(_word_hashes.__getitem__, words), dtype=np.uint64, count=len(words))
     total = np.zeros(size, dtype=np.uint64)
     for i in range(n):  # Horner's rule modulo 2**64
         total = total * np.uint64(0x9E3779B97F4A7C15) + hashes[i : i + size]
     return total
 
 
-@lru_cache(maxsize=1 << 20)
-def _word_hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+class _WordHashes(dict):
+    """Word -> 64-bit hash, computed when first asked for; emptied when it holds a million words."""
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= 1 << 20:
+            self.clear()
+        digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+        self[word] = int.from_bytes(digest, "little")
+        return self[word]
+
+
+_word_hashes = _WordHashes()
 
 # %% ../../nbs/data/02_tokens.ipynb #pack
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -335,7 +344,8 @@ def read_array(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
     if got != expected:
         found = "is missing" if got < 0 else f"has {got} bytes"
         raise DataError(f"{path} {found}, the manifest says {expected} bytes; prepare it again")
-    return np.memmap(path, dtype=dtype, mode="r") if length else np.empty(0, dtype)
+    # A plain view of the map: slicing the subclass costs more than reading the bytes.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if length else np.empty(0, dtype)
 
 
 def load(folder: str | Path) -> Corpus:

@@ -96,6 +96,7 @@ def prepare(
         "max_bytes": max_bytes,
         "held_out": held_out,
         "weights": weights,
+        "files": sources.own_files(source),
     }
     try:
         with sources.locked(out, quiet):
@@ -150,7 +151,10 @@ def _is_done(out: Path, request: dict) -> bool:
         raise DataError(f"{out} exists and is not a prepared folder: choose another") from error
     for key, wanted in request.items():
         if stored.get(key) != wanted:
-            message = f"{out} was prepared with {key} = {stored.get(key)!r}, not {wanted!r}"
+            change = "other files"
+            if key != "files":
+                change = f"{key} = {stored.get(key)!r}, not {wanted!r}"
+            message = f"{out} was prepared with {change}"
             raise DataError(f"{message}: choose another folder, or delete it")
     return True
 
