@@ -146,7 +146,8 @@ execute(load_study("tiny").runs[0])
 
 
 def test_a_killed_run_resumes_to_the_same_record(book):
-    write(book, train=PLAN["train"] | {"steps": 300, "checkpoint_every": 20})
+    train = PLAN["train"] | {"steps": 200, "checkpoint_every": 20}
+    write(book, train=train, evaluation=PLAN["evaluation"] | {"every": 100})
     run = load_study("tiny").runs[0]
     whole = execute(run, book / "whole", quiet=True)
     process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.DEVNULL)
@@ -163,7 +164,7 @@ def test_a_killed_run_resumes_to_the_same_record(book):
 
 
 def test_a_failed_worker_is_reported_and_the_others_go_on(book, monkeypatch):
-    write(book)
+    write(book, seeds=[0])
     lines = []
     failed = run_study(load_study("tiny"), workers=2, report=lines.append)
     assert sorted(failed) == [run.name for run in load_study("tiny").runs]
