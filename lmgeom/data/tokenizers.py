@@ -2,9 +2,9 @@
 
 # %% auto #0
 __all__ = ['GPT2_PATTERN', 'CL100K_PATTERN', 'O200K_PATTERN', 'LLAMA3_PATTERN', 'BPE_SIZES', 'TEKKEN_PATTERN', 'PACKAGED',
-           'Tokenizer', 'byte_alphabet', 'train_bpe', 'byte_tokenizer', 'packaged', 'read_tokenizer']
+           'byte_alphabet', 'Tokenizer', 'train_bpe', 'byte_tokenizer', 'read_tokenizer', 'packaged']
 
-# %% ../../nbs/data/01_tokenizers.ipynb #imports
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-imports
 import base64
 import hashlib
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import DataError
 
-# %% ../../nbs/data/01_tokenizers.ipynb #patterns
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-patterns
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 CL100K_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -32,7 +32,15 @@ LLAMA3_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# %% ../../nbs/data/01_tokenizers.ipynb #tokenizer
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-byte-alphabet
+def byte_alphabet() -> dict[str, int]:
+    """Map GPT-2's printable stand-in of each byte to the byte: 256 characters, none a blank."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_ins = printable + [256 + i for i in range(len(others))]
+    return {chr(c): byte for c, byte in zip(stand_ins, printable + others, strict=True)}
+
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-tokenizer
 class Tokenizer:
     """A byte-level BPE vocabulary: every text encodes, and decoding gives the text back.
 
@@ -93,6 +101,15 @@ class Tokenizer:
         tokens = sum(map(len, self.encode_batch(texts)))
         return sum(len(text.encode()) for text in texts) / tokens
 
+    def truncated(self, vocab_size: int) -> "Tokenizer":
+        """Return the vocabulary without its latest merges, as if it had been trained smaller.
+
+        Args:
+            vocab_size: Number of ids, the end of text included; for vocabularies trained here.
+        """
+        ranks = {token: i for token, i in self.ranks.items() if i < vocab_size - 1}
+        return Tokenizer(self.name, ranks, self.pattern, vocab_size - 1, vocab_size)
+
     def to_json(self) -> str:
         """Write the vocabulary as JSON: pattern, special id, bytes of each token in base64."""
         ranks = sorted(self.ranks.items(), key=lambda item: item[1])
@@ -133,15 +150,7 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eot={self.eot})"
 
-# %% ../../nbs/data/01_tokenizers.ipynb #byte-alphabet
-def byte_alphabet() -> dict[str, int]:
-    """Map GPT-2's printable stand-in of each byte to the byte: 256 characters, none a blank."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    stand_ins = printable + [256 + i for i in range(len(others))]
-    return {chr(c): byte for c, byte in zip(stand_ins, printable + others, strict=True)}
-
-# %% ../../nbs/data/01_tokenizers.ipynb #train-bpe
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-train-bpe
 BPE_SIZES = {"bpe-8k": 8192, "bpe-16k": 16384, "bpe-50k": 50304}
 
 
@@ -175,12 +184,28 @@ def train_bpe(texts: Iterable[str], vocab_size: int, name: str = "bpe") -> Token
     ranks = {bytes(alphabet[c] for c in token): i for token, i in vocabulary.items()}
     return Tokenizer(name, ranks, GPT2_PATTERN, vocab_size - 1, vocab_size)
 
-# %% ../../nbs/data/01_tokenizers.ipynb #byte-tokenizer
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-byte-tokenizer
 def byte_tokenizer() -> Tokenizer:
     """Return the vocabulary without merges: 256 bytes and the end of text."""
     return Tokenizer("bytes", {bytes([b]): b for b in range(256)}, GPT2_PATTERN, 256, 257)
 
-# %% ../../nbs/data/01_tokenizers.ipynb #packaged
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-read-tokenizer
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json` that lmgeom wrote, or the one in a prepared folder.
+
+    Raises:
+        DataError: If there is none.
+    """
+    path = Path(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"{path}: no such tokenizer")
+    try:
+        return Tokenizer.from_json(path.read_text("utf-8"))
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error
+
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-packaged
 def _tiktoken_ranks(content: bytes) -> dict[bytes, int]:
     pairs = (line.split() for line in content.splitlines() if line)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
@@ -227,19 +252,3 @@ def packaged(name: str, *, quiet: bool = True) -> Tokenizer:
     [(_, content)] = members(path, pattern_of_file)
     ranks = _tekken_ranks(content) if name == "tekken" else _tiktoken_ranks(content)
     return Tokenizer(name, ranks, pattern, eot, vocab_size)
-
-# %% ../../nbs/data/01_tokenizers.ipynb #read-tokenizer
-def read_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json` that lmgeom wrote, or the one in a prepared folder.
-
-    Raises:
-        DataError: If there is none.
-    """
-    path = Path(path)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer")
-    try:
-        return Tokenizer.from_json(path.read_text("utf-8"))
-    except (DataError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error
