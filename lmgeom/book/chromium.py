@@ -191,8 +191,23 @@ class Chromium:
             deviceScaleFactor=1,
             mobile=False,
         )
+        self._settle()
 
     def prefer(self, scheme: str) -> None:
-        """Set the reader's preferred color scheme, light or dark."""
+        """Set the reader's preferred color scheme, light or dark, and let the page follow."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
+        self.evaluate(
+            "(async () => { const theme = () => document.documentElement.dataset.theme;"
+            f" for (let i = 0; i < 100 && theme() && theme() !== '{scheme}'; i++)"
+            " await new Promise(done => setTimeout(done, 20)); })()"
+        )
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the transitions that a change of size or scheme starts."""
+        self.evaluate(
+            "(async () => { const frame = () => new Promise(requestAnimationFrame);"
+            " await frame(); await frame(); await Promise.all("
+            "document.getAnimations().map(a => a.finished.catch(() => 0))); })()"
+        )

@@ -187,7 +187,8 @@ def fingerprint(notebook: NotebookNode, root: Path, prepared: Path | None = None
     if "figures" in used:
         inputs["style"] = _files(root / PACKAGE, "*.mplstyle")
     if "study" in used:
-        inputs["records"] = _files(root / "book", "claims.yaml", "results/**/*")
+        inputs["records"] = _files(root / "book", "claims.yaml", "studies/*", "results/**/*")
+        inputs["tests"] = _files(root / "_build", "claim-tests.json")
     if "data" in used and prepared is not None:
         inputs["data"] = _files(prepared, "**/manifest.json")
     return _sha256(json.dumps(inputs, sort_keys=True))

@@ -16,22 +16,27 @@ __all__ = ["audit", "broken_links", "html_pages", "screenshots"]
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
 LOCAL = ("file", "data", "blob", "about", "chrome-extension")
-# Elements wider than the window that do not sit in a box that scrolls by itself.
+# Elements of the text that stick out of the window and sit in no box that scrolls by itself.
 OVERFLOW = """
 (() => {
   const width = document.documentElement.clientWidth;
-  if (document.documentElement.scrollWidth <= width) return [];
   const scrolls = e => {
     for (let p = e; p && p !== document.body; p = p.parentElement)
-      if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(p).overflowX)) return true;
+      if (['auto', 'scroll'].includes(getComputedStyle(p).overflowX)) return true;
     return false;
   };
-  const wide = [...document.querySelectorAll('body *')].filter(
-    e => e.getBoundingClientRect().right > width + 1 && !scrolls(e));
+  const hidden = e => !e.checkVisibility() || e.closest('mjx-assistive-mml, .headerlink');
+  const sticksOut = e => {
+    const box = e.getBoundingClientRect();
+    return box.width > 1 && (box.right > width + 1 || box.left < -1);
+  };
   const name = e => e.tagName.toLowerCase() + (e.id ? '#' + e.id : '') +
     (e.classList.length ? '.' + e.classList[0] : '');
-  return [`${document.documentElement.scrollWidth} px wide: ` +
-          wide.slice(0, 3).map(name).join(', ')];
+  const wide = [...document.querySelectorAll('main article *')].filter(
+    e => sticksOut(e) && !hidden(e) && !scrolls(e));
+  const all = document.documentElement.scrollWidth;
+  const found = wide.slice(0, 3).map(e => `${name(e)} sticks out of ${width} px`);
+  return all > width ? [`the page is ${all} px wide in ${width} px`, ...found] : found;
 })()
 """
 BROKEN_IMAGES = "[...document.images].filter(i => !i.naturalWidth).map(i => i.getAttribute('src'))"

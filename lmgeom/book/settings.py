@@ -15,6 +15,24 @@ __all__ = ["Profile", "load_profile", "notebook_names", "notebook_path", "reposi
 PROJECT = "project"
 
 
+def _count(value: Any) -> bool:
+    """Tell whether a value is a whole number of at least 1."""
+    return type(value) is int and value >= 1
+
+
+def _names(value: Any) -> bool:
+    """Tell whether a value is a list of texts."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+# Settings of a whole profile: what a value must satisfy, and that in words.
+GENERAL = {
+    "workers": (_count, "a whole number of at least 1"),
+    "timeout": (_count, "a whole number of at least 1"),
+    "tokenizers": (_names, "a list of names, such as ['bpe-16k']"),
+}
+
+
 @dataclass(frozen=True)
 class Profile:
     """How one profile runs the notebooks.
@@ -23,12 +41,14 @@ class Profile:
         name: Section of settings.ini.
         workers: Notebooks executed at a time.
         timeout: Seconds one cell may take.
+        tokenizers: Tokenizers for which the core text is prepared.
         parameters: Notebook name to the parameters that differ from the notebook's defaults.
     """
 
     name: str
     workers: int
     timeout: int
+    tokenizers: list[str]
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -105,7 +125,7 @@ def load_profile(root: Path, name: str) -> Profile:
     profiles = [section for section in parser.sections() if section != PROJECT]
     if name not in profiles:
         raise ConfigError(f"unknown profile {name!r}, known: {', '.join(profiles)}")
-    numbers: dict[str, int] = {}
+    general: dict[str, Any] = {}
     parameters: dict[str, dict[str, Any]] = {}
     for key, text in parser.items(name):
         value = _literal(key, text)
@@ -113,15 +133,13 @@ def load_profile(root: Path, name: str) -> Profile:
         if dot:
             notebook_path(root, notebook)
             parameters.setdefault(notebook, {})[parameter] = value
-        elif key not in ("workers", "timeout"):
-            raise ConfigError(
-                f"settings.ini: unknown key {key!r} in [{name}], known: workers, timeout, "
-                "NOTEBOOK.PARAMETER"
-            )
-        elif type(value) is not int or value < 1:
-            raise ConfigError(f"settings.ini: {key} = {text} must be a whole number of at least 1")
+        elif key not in GENERAL:
+            known = ", ".join((*GENERAL, "NOTEBOOK.PARAMETER"))
+            raise ConfigError(f"settings.ini: unknown key {key!r} in [{name}], known: {known}")
+        elif not GENERAL[key][0](value):
+            raise ConfigError(f"settings.ini: {key} = {text} must be {GENERAL[key][1]}")
         else:
-            numbers[key] = value
-    if missing := {"workers", "timeout"} - numbers.keys():
+            general[key] = value
+    if missing := GENERAL.keys() - general.keys():
         raise ConfigError(f"settings.ini: [{name}] lacks {', '.join(sorted(missing))}")
-    return Profile(name, numbers["workers"], numbers["timeout"], parameters)
+    return Profile(name, **general, parameters=parameters)

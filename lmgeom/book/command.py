@@ -1,0 +1,113 @@
+"""Commands about the book: build it, serve it, look at it, run its gates."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lmgeom.errors import BookError, LmgeomError
+
+__all__ = ["add_commands", "main"]
+
+# What follows imports inside each function: the parser must not need the notebook stack.
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    """Build the book and say where its front page is."""
+    from lmgeom.book.pipeline import make_book
+    from lmgeom.book.settings import repository
+
+    page = make_book(repository(), arguments.profile)
+    print(f"the book is at {page}")
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serve the built pages to this machine only."""
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    folder = _html(arguments.profile)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", arguments.port), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port}/  (Ctrl-C stops)", flush=True)
+        server.serve_forever()
+    return 0
+
+
+def _html(profile: str) -> Any:
+    """Folder of the built pages.
+
+    Raises:
+        BookError: They have not been built.
+    """
+    from lmgeom.book.execute import Workspace
+    from lmgeom.book.settings import load_profile, repository
+
+    root = repository()
+    folder = Workspace(root, load_profile(root, profile).name).html
+    if not (folder / "index.html").is_file():
+        raise BookError(f"no book in {folder}: run make book PROFILE={profile} first")
+    return folder
+
+
+def _screenshots(arguments: argparse.Namespace) -> int:
+    """Write pictures of pages for a person to look at."""
+    from lmgeom.book.pages import html_pages, screenshots
+
+    folder = _html(arguments.profile)
+    known = {p.relative_to(folder).with_suffix("").as_posix(): p for p in html_pages(folder)}
+    if unknown := [name for name in arguments.page if name not in known]:
+        raise BookError(f"unknown page {unknown[0]!r}, known: {', '.join(known)}")
+    pages = [known[name] for name in arguments.page] or known.values()
+    written = screenshots(pages, folder, folder.parents[2] / "screenshots")
+    print(f"{len(written)} pictures in {written[0].parent}")
+    return 0
+
+
+def _gates(arguments: argparse.Namespace) -> int:
+    """Run the gates and print their table."""
+    from lmgeom.book.gates import run_gates
+    from lmgeom.book.settings import repository
+
+    return run_gates(repository(), arguments.only)
+
+
+def add_commands(commands: Any) -> None:
+    """Add the book's commands to an argparse sub-parser collection.
+
+    Args:
+        commands: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = commands.add_parser("build", help="execute what changed and build the pages")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_build)
+    parser = commands.add_parser("serve", help="serve the built pages to this machine")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0: any free")
+    parser.set_defaults(call=_serve)
+    parser = commands.add_parser("screenshots", help="picture pages at four sizes and schemes")
+    parser.add_argument("page", nargs="*", help="such as lev/01_spline; all by default")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_screenshots)
+    parser = commands.add_parser("test", help="run every gate that CI runs")
+    parser.add_argument("only", nargs="*", metavar="GATE", help="only these gates")
+    parser.set_defaults(call=_gates)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m lmgeom.book` and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m lmgeom.book", description=__doc__)
+    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
+    arguments = parser.parse_args(argv)
+    try:
+        code: int = arguments.call(arguments)
+    except LmgeomError as error:
+        print(f"lmgeom.book: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("lmgeom.book: interrupted", file=sys.stderr)
+        return 130
+    return code
