@@ -24,7 +24,15 @@ from ..lm.evaluate import evaluate
 from ..lm.model import LanguageModel
 from ..lm.train import TrainConfig, TrainResult, train
 from . import paths
-from .records import load_record, only_writer, provenance, record, record_name, run_id
+from lmgeom.study.records import (
+    is_being_written,
+    load_record,
+    only_writer,
+    provenance,
+    record,
+    record_name,
+    run_id,
+)
 
 # %% ../../nbs/study/03_run.ipynb #run-class
 @dataclass(frozen=True)
@@ -279,7 +287,7 @@ def status(study: Study, folder: Path | None = None) -> list[dict[str, Any]]:
     rows = []
     for run in study.runs:
         path = run.path(folder)
-        state = "running" if path.with_suffix(".lock").is_file() else "missing"
+        state = "running" if is_being_written(path) else "missing"
         row: dict[str, Any] = {"run": run.name, "state": state, "seconds": None, "val": None}
         if path.is_file():
             entry = load_record(path)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..errors import RecordError
+
 # %% ../../nbs/study/02_statistics.ipynb #stat-paired
 @dataclass(frozen=True)
 class Paired:
@@ -54,6 +56,9 @@ def paired(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Paire
 # %% ../../nbs/study/02_statistics.ipynb #stat-arms
 def arm_values(records: Sequence[dict[str, Any]], arm: str, metric: str) -> dict[int, float]:
     """Return the final loss `metric` of each seed of one arm, by seed."""
+    for r in records:
+        if metric not in r["losses"]:
+            raise RecordError(f"unknown metric {metric!r}; known: {', '.join(r['losses'])}")
     return {r["seed"]: r["losses"][metric] for r in records if r["arm"] == arm}
 
 

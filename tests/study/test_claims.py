@@ -28,6 +28,7 @@ def test_the_book_s_ledger_is_valid():
         ([{"id": "a"}], "needs one of"),
         ([{"id": "a", "open": "x", "test": "y"}], "needs one of"),
         ([{"id": "a", "open": "x"}] * 2, "stands twice"),
+        ([{"id": "a", "rule": {"study": "s", "at": "end"}}], "unknown 'at'"),
     ],
 )
 def test_a_broken_ledger_is_refused(tmp_path, rows, message):
@@ -81,7 +82,7 @@ def test_tests_behind_claims_are_run(tmp_path, monkeypatch):
     (tmp_path / "book").mkdir()
     (tmp_path / "test_it.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
     monkeypatch.chdir(tmp_path)
-    claims = [{"test": f"test_it.py::test_{name}"} for name in "abc"]
+    claims = [BASE | {"kind": "identity", "test": f"test_it.py::test_{name}"} for name in "abc"]
     assert list(check_tests(claims).values()) == ["passed", "failed", "failed"]
     assert [judge(claim).verdict for claim in claims] == ["holds exactly", "fails", "fails"]
 

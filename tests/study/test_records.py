@@ -1,12 +1,18 @@
-import json
 import multiprocessing
 import os
-import socket
 
 import pytest
 
 from lmgeom.errors import RecordError
-from lmgeom.study.records import FIELDS, load_record, load_records, only_writer, record, run_id
+from lmgeom.study.records import (
+    FIELDS,
+    is_being_written,
+    load_record,
+    load_records,
+    only_writer,
+    record,
+    run_id,
+)
 
 
 def entry(**changes):
@@ -81,20 +87,23 @@ def test_one_writer(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dead_owner_loses_the_lock(tmp_path):
-    path = tmp_path / "run.json"
-    child = multiprocessing.get_context("spawn").Process(target=int)
-    child.start()
-    child.join()
-    lock = path.with_suffix(".lock")
-    lock.write_text(json.dumps({"host": socket.gethostname(), "pid": child.pid}))
+def hold(path, ready, done):
     with only_writer(path):
-        assert json.loads(lock.read_text())["pid"] == os.getpid()
+        ready.set()
+        done.wait(30)
 
 
-def test_another_machine_keeps_its_lock(tmp_path):
-    path = tmp_path / "run.json"
-    path.with_suffix(".lock").write_text(json.dumps({"host": "elsewhere", "pid": 1}))
-    with pytest.raises(RecordError, match="on elsewhere"), only_writer(path):
+def test_the_right_dies_with_its_process(tmp_path):
+    path, context = tmp_path / "run.json", multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    child = context.Process(target=hold, args=(path, ready, done))
+    child.start()
+    assert ready.wait(60)
+    assert is_being_written(path)
+    with pytest.raises(RecordError, match=f"process {child.pid}"), only_writer(path):
         pass
-    assert path.with_suffix(".lock").is_file()
+    child.kill()
+    child.join()
+    assert not is_being_written(path)
+    with only_writer(path):
+        assert is_being_written(path)
