@@ -76,7 +76,7 @@ def optimizer_tensors(
     """Flatten an optimizer: tensors under "parameter.key", everything else as plain data.
 
     Args:
-        optimizer: Any optimizer whose state is tensors, numbers, strings and None.
+        optimizer: Any optimizer whose state is tensors, numbers and None.
         names: The parameter's name by `id(parameter)`.
 
     Returns:
@@ -98,7 +98,7 @@ def optimizer_tensors(
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{name}.{key}"] = value.detach()
-                elif value is None or isinstance(value, (bool, int, float, str)):
+                elif value is None or isinstance(value, (bool, int, float)):
                     values[f"{name}.{key}"] = value
                 else:
                     kind = type(value).__name__
@@ -319,14 +319,14 @@ def _load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
                 raise CheckpointError(f"{checkpoint.path} {problem} {sorted(names)[0]!r}")
         if checkpoint.tied != tied:
             raise CheckpointError(f"{checkpoint.path} ties {checkpoint.tied}, the model {tied}")
+        loaded = {name: file.get_tensor(name) for name in tensors}
+    for name, tensor in tensors.items():
+        got, right = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (loaded[name], tensor))
+        if got != right:
+            raise CheckpointError(f"{checkpoint.path}: {name!r} is {got}, must be {right}")
+    with torch.no_grad():
         for name, tensor in tensors.items():
-            shape = tuple(file.get_slice(name).get_shape())
-            if shape != tuple(tensor.shape):
-                right = tuple(tensor.shape)
-                raise CheckpointError(f"{checkpoint.path}: {name!r} is {shape}, must be {right}")
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(file.get_tensor(name))
+            tensor.copy_(loaded[name])
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #load-optimizer
 def _load_optimizer(
@@ -392,14 +392,14 @@ def load(
     return checkpoint
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #load-model
-def load_model(path: str | Path) -> tuple[LanguageModel, Checkpoint]:
-    """Build the language model of a checkpoint and load its weights.
+def load_model(path: str | Path) -> LanguageModel:
+    """Build the language model of a checkpoint and load its weights, on the CPU.
 
     Args:
         path: A checkpoint's folder, or a run's folder, whose newest good checkpoint is taken.
 
     Returns:
-        The model, on the CPU, and the checkpoint.
+        The model.
 
     Raises:
         CheckpointError: If there is none, or it is damaged or foreign.
@@ -410,4 +410,5 @@ def load_model(path: str | Path) -> tuple[LanguageModel, Checkpoint]:
     if found is None or found.config is None:
         raise CheckpointError(f"{path} holds no checkpoint of a language model")
     model = LanguageModel(Config.from_dict(found.config))
-    return model, load(found, model)
+    load(found, model)
+    return model
