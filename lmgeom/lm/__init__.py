@@ -1,8 +1,11 @@
-"""The language model that the three papers are settings of: configuration, model, loss."""
+"""The language model that the three papers are settings of, and its training."""
 
+from lmgeom.lm.checkpoint import load_model
 from lmgeom.lm.config import HEADS, INPUTS, Budget, Config, TiedHead, parameters, presets
+from lmgeom.lm.evaluate import Evaluation, evaluate
 from lmgeom.lm.loss import bits_per_byte, token_loss
 from lmgeom.lm.model import Block, LanguageModel, RMSNorm, SwiGLU, init_weights
+from lmgeom.lm.train import TrainConfig, TrainResult, train
 
 __all__ = [
     "HEADS",
@@ -10,13 +13,19 @@ __all__ = [
     "Block",
     "Budget",
     "Config",
+    "Evaluation",
     "LanguageModel",
     "RMSNorm",
     "SwiGLU",
     "TiedHead",
+    "TrainConfig",
+    "TrainResult",
     "bits_per_byte",
+    "evaluate",
     "init_weights",
+    "load_model",
     "parameters",
     "presets",
     "token_loss",
+    "train",
 ]

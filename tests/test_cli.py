@@ -1,0 +1,94 @@
+import json
+
+import pytest
+
+from lmgeom import data
+from lmgeom.cli import main, parser
+from lmgeom.lm import Config
+
+TINY = Config(vocab_size=64, dim=16, layers=1, heads=2, context=16, mlp_width=32)
+
+
+@pytest.fixture
+def corpus(monkeypatch):
+    found = data.synthetic(64, 0, 4000)
+    monkeypatch.setattr(data, "corpus", lambda *names, **options: found)
+    return found
+
+
+def refuse(capsys, *words):
+    """Run a command that must fail and return its one line."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("lmgeom: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_params_prints_the_published_size(capsys):
+    assert main(["params", "leviathan-1.2b", "--json"]) == 0
+    budget = json.loads(capsys.readouterr().out)
+    assert budget["input"] == 2_252_928
+    assert main(["params", "leviathan-1.2b"]) == 0
+    assert "2,252,928" in capsys.readouterr().out
+
+
+def test_unknown_names_list_the_known(capsys):
+    assert "leviathan-1.2b" in refuse(capsys, "params", "leviathan-2b")
+    assert "minipile-core" in refuse(capsys, "data", "fetch", "minipil")
+    assert "minipile-core" in refuse(capsys, "data", "prepare", "minipil")
+    assert "leviathan-tied" in refuse(capsys, "study", "show", "leviathan")
+    assert "leviathan-tied" in refuse(capsys, "study", "run", "leviathan")
+
+
+def test_study_run_needs_one_name(capsys):
+    assert "--all" in refuse(capsys, "study", "run")
+
+
+@pytest.mark.parametrize(
+    "words", [["--steps", "0"], ["--steps", "x"], ["--lr", "-1"], ["--lr", "nan"]]
+)
+def test_numbers_are_checked_by_the_parser(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parser().parse_args(["train", "--preset", "tied-small", "--out", "x", *words])
+    assert stop.value.code == 2
+
+
+def train(tmp_path, *words, steps="4"):
+    (tmp_path / "model.json").write_text(TINY.to_json())
+    setting = ["--steps", steps, "--batch-size", "2", "--lr", "0.01", "--warmup", "1"]
+    where = ["--config", str(tmp_path / "model.json"), "--out", str(tmp_path / "run")]
+    return main(["train", *where, *setting, *words])
+
+
+def test_train_then_evaluate(tmp_path, corpus, capsys):
+    assert train(tmp_path) == 0
+    assert train(tmp_path, "--resume") == 0
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--splits", "val/a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["val/a"]["nats"] > 0
+    assert "unknown split 'val/z'" in refuse(
+        capsys, "eval", str(tmp_path / "run"), "--splits", "val/z"
+    )
+
+
+def test_a_run_is_not_overwritten_or_changed_unasked(tmp_path, corpus, capsys):
+    assert train(tmp_path) == 0
+    capsys.readouterr()
+    assert train(tmp_path) == 2
+    assert train(tmp_path, "--resume", steps="6") == 2
+    assert "steps" in capsys.readouterr().err
+
+
+def test_data_with_more_ids_than_the_model_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "corpus", lambda *names: data.synthetic(128, 0, 4000))
+    assert train(tmp_path) == 2
+    assert "vocab_size=64" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_config_or_checkpoint_is_named(tmp_path, corpus, capsys):
+    words = ["train", "--config", "no.json", "--steps", "1", "--lr", "1", "--out", str(tmp_path)]
+    assert "no.json" in refuse(capsys, *words)
+    assert "nowhere" in refuse(capsys, "eval", str(tmp_path / "nowhere"))
