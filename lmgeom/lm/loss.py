@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['IGNORE', 'head_nats', 'token_loss', 'bits_per_byte']
 
-# %% ../../nbs/lm/03_loss.ipynb #loss-imports
+# %% ../../nbs/lm/03_loss.ipynb #loss-export-imports
 import math
 from collections.abc import Callable
 

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['RESIDUAL_OUTPUTS', 'RMSNorm', 'SwiGLU', 'Block', 'init_weights', 'check_ids', 'LanguageModel']
 
-# %% ../../nbs/lm/02_model.ipynb #mod-imports
+# %% ../../nbs/lm/02_model.ipynb #mod-export-imports
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['rotary_angles', 'rotate', 'Rotary', 'Attention']
 
-# %% ../../nbs/mixers/01_attention.ipynb #att-imports
+# %% ../../nbs/mixers/01_attention.ipynb #att-export-imports
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from ..errors import ConfigError, DataError
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-angles
 def rotary_angles(context: int, dim: int, base: float = 10000.0) -> Tensor:
-    """Angles of the rotary position embedding, one a position and feature pair.
+    """Angles of the rotary position embedding, one for each position and feature pair.
 
     Args:
         context: Number of positions T.
@@ -22,12 +22,7 @@ def rotary_angles(context: int, dim: int, base: float = 10000.0) -> Tensor:
 
     Returns:
         Radians in float64, shape (T, dim / 2), on the CPU.
-
-    Raises:
-        ConfigError: If `dim` is odd, because features turn in pairs.
     """
-    if dim % 2:
-        raise ConfigError(f"rotary positions turn features in pairs: head dim {dim} must be even")
     pair = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
     position = torch.arange(context, dtype=torch.float64, device="cpu")
     return torch.outer(position, base ** (-2 * pair / dim))
@@ -49,7 +44,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-rotary
 class Rotary(nn.Module):
-    """Rotary position embedding with its cosines and sines cached for every position of a context.
+    """Rotary position embedding, its cosines and sines cached for every position of a context.
 
     The cache is never saved and never rounded below float32. It is computed again, from float64,
     whenever the module moves, so that `.double()`, `.bfloat16()` and `.to_empty()` leave it right.
@@ -58,10 +53,15 @@ class Rotary(nn.Module):
         dim: Features of one head, even.
         context: Longest sequence, in tokens.
         base: Frequency base.
+
+    Raises:
+        ConfigError: If `dim` is odd, because features turn in pairs.
     """
 
     def __init__(self, dim: int, context: int, base: float = 10000.0):
         super().__init__()
+        if dim % 2:
+            raise ConfigError(f"head dimension {dim}: must be even, rotary positions turn pairs")
         self.dim, self.context, self.base = dim, context, base
         self.register_buffer("cos", torch.empty(context, dim // 2), persistent=False)
         self.register_buffer("sin", torch.empty(context, dim // 2), persistent=False)
@@ -69,6 +69,8 @@ class Rotary(nn.Module):
 
     def reset_parameters(self) -> None:
         """Fill the cache on its device, in float32 or the wider dtype of the module."""
+        if self.cos.is_meta:
+            return
         place, dtype = self.cos.device, torch.promote_types(self.cos.dtype, torch.float32)
         angles = rotary_angles(self.context, self.dim, self.base)
         self.cos, self.sin = angles.cos().to(place, dtype), angles.sin().to(place, dtype)
@@ -107,7 +109,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, *, context: int = 2048, rope_base: float = 10000.0):
         super().__init__()
         if dim % heads:
-            raise ConfigError(f"heads={heads} must divide dim={dim}")
+            raise ConfigError(f"heads={heads}: must divide dim={dim}")
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
