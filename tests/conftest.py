@@ -1,6 +1,25 @@
-"""Settings that all tests share."""
+"""What every test file may use."""
 
-from hypothesis import settings
+from __future__ import annotations
 
-settings.register_profile("lmgeom", deadline=None)  # a busy machine is no error
-settings.load_profile("lmgeom")
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout that the tests run in."""
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> None:
+    """A browser: without one, tests of pages are skipped on a laptop and fail in CI."""
+    from lmgeom.book.chromium import HOW_TO_GET, find_chromium
+
+    if find_chromium() is None:
+        if os.environ.get("CI", "").lower() in ("true", "1"):
+            pytest.fail(HOW_TO_GET)
+        pytest.skip(HOW_TO_GET)

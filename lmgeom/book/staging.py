@@ -16,7 +16,8 @@ from typing import Any
 import nbformat
 import papermill
 from nbformat import NotebookNode
-from papermill.parameterize import parameterize_notebook
+from nbformat.v4 import new_code_cell
+from papermill.translators import PythonTranslator
 
 from lmgeom.errors import ConfigError
 
@@ -138,9 +139,9 @@ def stage(name: str, path: Path, parameters: Mapping[str, Any], profile: str) ->
             _stage_cell(cell, f"{name}, cell {cell.get('id', '?')}")
             cell.outputs, cell.execution_count = [], None
     if changed:
-        notebook = parameterize_notebook(notebook, changed, comment=f"Set by profile {profile}")
-        for cell in notebook.cells:
-            if "injected-parameters" in cell.metadata.get("tags", []):
-                cell.id = "injected-parameters"
-    notebook.metadata.pop("papermill", None)
+        source = PythonTranslator.codify(changed, f"Set by profile {profile}")
+        cell = new_code_cell(source.strip(), id="injected-parameters")
+        cell.metadata["tags"] = ["injected-parameters"]
+        tagged = ("parameters" in other.metadata.get("tags", []) for other in notebook.cells)
+        notebook.cells.insert(list(tagged).index(True) + 1, cell)
     return notebook
