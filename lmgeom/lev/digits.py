@@ -69,7 +69,7 @@ def digits(ids: Tensor, base: int, n_digits: int) -> Tensor:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"ids must be a tensor of integers, got {kind}")
     rest = ids.long()
-    for extreme in (rest.min().item(), rest.max().item()) if rest.numel() else ():
+    for extreme in map(int, rest.aminmax()) if rest.numel() else ():
         if not 0 <= extreme < base**n_digits:
             raise ValueError(f"id {extreme} is outside [0, {base}**{n_digits} = {base**n_digits})")
     found = []
