@@ -3,16 +3,16 @@
 # %% auto #0
 __all__ = ['DECAYED', 'role', 'parameter_groups', 'adamw', 'schedule']
 
-# %% ../../nbs/lm/04_optim.ipynb #imports
+# %% ../../nbs/lm/04_optim.ipynb #optim-imports
 import math
 
 import torch
 from torch import nn
 
-# %% ../../nbs/lm/04_optim.ipynb #roles
+# %% ../../nbs/lm/04_optim.ipynb #optim-role
 DECAYED = {"embedding": True, "matrix": True, "head": True, "gain": False, "spline": False}
 
-# %% ../../nbs/lm/04_optim.ipynb #role
+
 def role(name: str, shape: tuple[int, ...]) -> str:
     """Say what a parameter does, from its name and shape.
 
@@ -36,7 +36,7 @@ def role(name: str, shape: tuple[int, ...]) -> str:
         return "embedding"
     return "matrix"
 
-# %% ../../nbs/lm/04_optim.ipynb #parameter-groups
+# %% ../../nbs/lm/04_optim.ipynb #optim-groups
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict]:
     """Split a model's parameters by role; only tables and matrices decay.
 
@@ -57,7 +57,7 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict]:
         for kind, params in members.items()
     ]
 
-# %% ../../nbs/lm/04_optim.ipynb #adamw
+# %% ../../nbs/lm/04_optim.ipynb #optim-adamw
 def adamw(
     model: nn.Module,
     lr: float = 1e-3,
@@ -78,7 +78,7 @@ def adamw(
     groups = parameter_groups(model, weight_decay)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
-# %% ../../nbs/lm/04_optim.ipynb #schedule
+# %% ../../nbs/lm/04_optim.ipynb #optim-schedule
 def schedule(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
     """Give the factor on the peak learning rate: linear warm-up, then half a cosine.
 
