@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -37,7 +39,18 @@ FLAGS = (
     "--allow-file-access-from-files=false",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # a page that asks for anything outside fails
     "--remote-debugging-pipe",
+    "about:blank",
 )
+
+
+# The browser reads descriptor 3 and writes 4: put the pipes' ends there and become the browser.
+LAUNCHER = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -46,6 +59,16 @@ def find_chromium() -> str | None:
         return shutil.which(named)
     found = (shutil.which(name) for name in (*NAMES, *MACOS))
     return next((path for path in found if path), None)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a browser, in earnest if it does not listen."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Chromium:
@@ -71,40 +94,40 @@ class Chromium:
         program = find_chromium()
         if program is None:
             raise BookError(HOW_TO_GET)
-        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._open = contextlib.ExitStack()
+        with self._open:
+            self._start(program)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _start(self, program: str) -> None:
+        """Start the browser with one page; what is opened is noted for closing."""
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._open.callback(folder.cleanup)
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        flags = [*FLAGS, f"--user-data-dir={self._folder.name}"]
+        for descriptor in (self._write, self._read):
+            self._open.callback(os.close, descriptor)
+        flags = [*FLAGS, f"--user-data-dir={folder.name}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             flags.append("--no-sandbox")
-        # The browser reads descriptor 3 and writes 4; the shell puts the pipes' ends there.
-        script = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", script, program, *flags, "about:blank"],
+        process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(to_read), str(to_write), program, *flags],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        self._open.callback(_stop, process)
         os.close(to_read)
         os.close(to_write)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        answer = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = answer["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._read)
-        os.close(self._write)
-        self._folder.cleanup()
 
     def _message(self, deadline: float) -> dict[str, Any]:
         """Next message of the browser."""

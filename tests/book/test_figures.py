@@ -1,0 +1,105 @@
+"""The figure style, direct labels, folded tables and the provenance footer."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from lmgeom import figures
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    with mpl.rc_context():
+        figures.use()
+        yield
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """HTML that was displayed."""
+    found = []
+    monkeypatch.setattr(figures, "display", lambda item: found.append(item.data))
+    return found
+
+
+def draw() -> bytes:
+    """Bytes of a small figure."""
+    figure = Figure()
+    ax = figure.subplots()
+    ax.plot([0, 1], [0, 1])
+    figures.label(ax, 1, 1, "curve", "lev")
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def test_same_numbers_give_the_same_bytes():
+    first = draw()
+    assert first == draw()
+    assert b"dc:date" not in first
+
+
+def test_label_takes_a_name_of_the_palette():
+    ax = Figure().subplots()
+    assert figures.label(ax, 0, 0, "x", "tied").get_color() == figures.COLORS["tied"]
+    assert figures.label(ax, 0, 0, "x", "#123456").get_color() == "#123456"
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of a color, as contrast is defined for the web."""
+    rgb = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("name", figures.COLORS)
+def test_colors_stand_out_on_a_white_page(name):
+    assert 1.05 / (luminance(figures.COLORS[name]) + 0.05) > 2
+
+
+def test_table_shows_values_and_escapes_words(shown):
+    figures.table({"x": np.array([1.0, 2.5]), "name": ["a<b", "c"]}, caption="Numbers & names")
+    (text,) = shown
+    assert "<summary>Numbers &amp; names</summary>" in text
+    assert "a&lt;b" in text
+    assert "2.5" in text
+    assert text.count("<tr>") == 3
+
+
+def test_long_table_keeps_first_and_last_and_says_so(shown):
+    figures.table({"x": range(1000)}, limit=5)
+    (text,) = shown
+    assert "(5 of 1000 rows)" in text
+    assert ">0</td>" in text
+    assert ">999</td>" in text
+
+
+@pytest.mark.parametrize("columns", [{"x": [1], "y": [1, 2]}, {"x": []}])
+def test_columns_of_other_lengths_are_refused(columns):
+    with pytest.raises(ValueError, match="one common length"):
+        figures.table(columns)
+
+
+def test_footer_says_where_numbers_come_from(shown):
+    figures.footer(seed=3, name="a<b")
+    (text,) = shown
+    for part in ("versions", "torch", "device", "commit", "run time", "seed = 3", "&lt;"):
+        assert part in text
+
+
+def test_commit_marks_uncommitted_changes(monkeypatch):
+    answers = {"rev-parse": "abcd1234", "status": " M file"}
+    monkeypatch.setattr(figures, "_git", lambda *arguments: answers[arguments[0]])
+    assert figures.commit() == "abcd1234 with uncommitted changes"
+    answers["status"] = ""
+    assert figures.commit() == "abcd1234"
+
+
+def test_commit_outside_a_repository(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert figures.commit() == "not in a git repository"
