@@ -1,0 +1,224 @@
+"""The settings: exact budgets, exact round trips, and refusals that name what is wrong."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmgeom.errors import ConfigError
+from lmgeom.lm import Config, LanguageModel, parameters, presets
+
+SMALL = Config(vocab_size=100, dim=16, layers=2, heads=2, context=8, mlp_width=24)
+LEV = replace(SMALL, input="lev", head="untied")
+
+
+@st.composite
+def configs(draw):
+    """Small legal configs of every kind."""
+    small = st.integers(1, 6)
+    layers, heads = draw(small), draw(st.integers(1, 4))
+    widths = st.lists(small, min_size=layers, max_size=layers)
+    ends = draw(st.sampled_from([("table", "tied"), ("table", "untied"), ("lev", "untied")]))
+    options = {"seed_dim": draw(small), "rank": draw(small), "n_digits": draw(st.integers(1, 4))}
+    positive = st.floats(1e-8, 1e8)
+    return Config(
+        vocab_size=draw(st.integers(1, 400)),
+        dim=2 * heads * draw(st.integers(1, 4)),
+        layers=layers,
+        heads=heads,
+        context=draw(st.integers(1, 9)),
+        mlp_width=draw(st.one_of(small, widths, widths.map(tuple))),
+        input=ends[0],
+        input_options=options if ends[0] == "lev" else {},
+        head=ends[1],
+        rope_base=draw(positive),
+        norm_eps=draw(positive),
+        init_std=draw(positive),
+    )
+
+
+def hollow(config):
+    with torch.device("meta"):
+        return LanguageModel(config)
+
+
+def count(config):
+    return sum(w.numel() for w in hollow(config).parameters())
+
+
+@settings(deadline=None, max_examples=60)
+@given(configs())
+def test_formula_counts_the_model(config):
+    budget = parameters(config)
+    assert budget.total == count(config)
+    assert budget.tied_total == count(replace(config, input="table", input_options={}, head="tied"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(configs())
+def test_round_trips_are_exact(config):
+    for back in (
+        Config.from_json(config.to_json()),
+        Config.from_dict(config.to_dict()),
+        pickle.loads(pickle.dumps(config)),
+        copy.deepcopy(config),
+    ):
+        assert back == config
+        assert hash(back) == hash(config)
+        assert repr(back) == repr(config)
+
+
+@pytest.mark.parametrize("name", presets)
+def test_presets_count_what_they_build(name):
+    assert parameters(presets[name]).total == count(presets[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("tied-1.2b", 1_215_727_616),
+        ("untied-400m", 611_722_240),
+        ("tied-400m", 406_537_216),
+        ("tied-200m", 206_899_840),
+        ("leviathan-1.2b", 1_215_727_616 + 2_252_928),
+        ("leviathan-small", 3_146_880 + 169_344),
+    ],
+)
+def test_totals(name, total):
+    assert parameters(presets[name]).total == total
+
+
+def test_leviathan_share():
+    budget = parameters(presets["leviathan-1.2b"])
+    assert budget.input == 2_252_928
+    assert budget.total - budget.tied_total == budget.input
+    assert 15 * budget.tied_total < 10_000 * budget.input < 25 * budget.tied_total
+    assert round(budget.overhead, 5) == 0.00185
+
+
+def test_untied_count():
+    total = parameters(presets["untied-400m"]).total
+    assert 611_000_000 <= total <= 612_000_000
+    assert total == count(presets["untied-400m"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, head="untied"),
+        replace(SMALL, mlp_width=(40, 8)),
+        presets["untied-1.2b"],
+    ],
+)
+def test_flops_agree_with_the_counter(config):
+    model = hollow(config)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model(torch.empty(2, config.context, dtype=torch.int64))
+    assert counter.get_total_flops() == 2 * config.context * parameters(config).flops
+
+
+def test_lev_executes_at_most_its_flops():
+    model = LanguageModel(LEV)
+    ids = torch.arange(40).view(5, 8)
+    with FlopCounterMode(display=False) as counter:
+        model.input(ids)
+    assert 0 < counter.get_total_flops() <= 40 * parameters(LEV).input_flops
+
+
+def test_rows_add_up():
+    rows = parameters(LEV).rows()
+    assert [row[0] for row in rows] == ["input", "body", "norms", "head", "total"]
+    assert sum(row[1] for row in rows[:-1]) == rows[-1][1]
+    assert sum(row[2] for row in rows[:-1]) == pytest.approx(1)
+
+
+def test_a_taper_of_equal_sum_costs_the_same():
+    assert parameters(replace(SMALL, mlp_width=(36, 12))) == parameters(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size=0: must be a positive integer"),
+        ({"dim": True}, "dim=True: must be a positive integer"),
+        ({"layers": 2.0}, r"layers=2\.0: must be a positive integer"),
+        ({"context": "8"}, "context='8': must be a positive integer"),
+        ({"heads": 3}, "heads=3: must divide dim=16"),
+        ({"heads": 16}, "head dimension 1: must be even"),
+        ({"mlp_width": (24,)}, r"mlp_width=\(24,\): needs one width for each layer: 2, got 1"),
+        ({"mlp_width": (24, 0)}, r"mlp_width=\(24, 0\): must be positive integers"),
+        ({"mlp_width": False}, "mlp_width=False: must be a positive integer, or one for each"),
+        ({"mixer": "conv"}, "mixer='conv': known: attention"),
+        ({"input": "hash"}, "input='hash': known: table, lev"),
+        ({"head": None}, "head=None: known: tied, untied"),
+        ({"input": "lev"}, "head='tied': input 'lev' has no table; use 'untied'"),
+        ({"input_options": {"rank": 2}}, r"input_options=\['rank'\]: unknown for 'table'; known"),
+        (
+            {"mixer_options": {"context": 2}},
+            r"\['context'\]: unknown for 'attention'",
+        ),
+        ({"mixer_options": None}, "mixer_options=None: must be a dict"),
+        ({"rope_base": float("nan")}, "rope_base=nan: must be a positive finite number"),
+        ({"norm_eps": 0}, "norm_eps=0: must be a positive finite number"),
+        ({"init_std": "small"}, "init_std='small': must be a positive finite number"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(change, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        replace(SMALL, **change)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"knots": 8}, r"\['knots'\]: unknown for 'lev'; known: heads, n_digits, n_knots, rank"),
+        ({"n_knots": 2}, "n_knots must be at least 3, got 2"),
+        ({"rank": "64"}, "rank must be an integer"),
+        ({"heads": (2,)}, "values must be numbers, strings, booleans or lists of them"),
+        ({"rank": float("inf")}, "values must be numbers"),
+    ],
+)
+def test_impossible_options_are_refused_by_their_owner(options, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(LEV, input_options=options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config is not JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"dims": 3}', r"\['dims'\]: unknown; known keys: vocab_size, dim, "),
+        ('{"dim": 3}', r"\['vocab_size', 'layers', .*these keys are missing"),
+    ],
+)
+def test_foreign_json_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        Config.from_json(text)
+
+
+def test_unknown_presets_name_the_known_ones():
+    with pytest.raises(ConfigError, match=r"preset='tied-3b': known: tied-1\.2b, "):
+        presets["tied-3b"]
+
+
+def test_a_config_is_frozen_and_owns_its_options():
+    options = {"rank": 4}
+    config = replace(LEV, input_options=options)
+    options["rank"] = 8
+    assert config.input_options == {"rank": 4}
+    with pytest.raises(FrozenInstanceError):
+        config.dim = 8
+
+
+def test_widths_are_one_for_each_layer():
+    assert SMALL.widths == (24, 24)
+    assert replace(SMALL, mlp_width=[40, 8]).widths == (40, 8)
+    assert replace(SMALL, mlp_width=[40, 8]) == replace(SMALL, mlp_width=(40, 8))
