@@ -19,7 +19,7 @@ def corpus(monkeypatch):
 def refuse(capsys, *words):
     """Run a command that must fail and return its one line."""
     assert main(words) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert err.startswith("lmgeom: ")
     assert err.count("\n") == 1
     return err
