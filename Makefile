@@ -50,6 +50,8 @@ lint: env ## check and format notebooks, tests and modules
 test: env npm-there ## everything that CI runs
 	$(BOOK) test
 
-clean: ## remove what was built, but not the environment and the data
-	rm -rf _build build dist .pytest_cache .ruff_cache .hypothesis
+clean: ## remove what was built, but no environment, no data and no unfinished run
+	@mkdir -p _build
+	find _build -mindepth 1 -maxdepth 1 ! -name runs -exec rm -rf {} +
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(ENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

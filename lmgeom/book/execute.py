@@ -251,7 +251,8 @@ def _split_figure(name: str, cell: NotebookNode) -> list[NotebookNode]:
     if not others:
         return [cell]
     tags = ["remove-input"]
-    more = nbformat.v4.new_code_cell(id=f"{cell.id}-more"[:64], metadata={"tags": tags})
+    source = "# numbers of the figure above"  # myst-nb drops a cell without source
+    more = nbformat.v4.new_code_cell(source, id=f"{cell.id}-more"[:64], metadata={"tags": tags})
     more.outputs, more.execution_count = others, cell.execution_count
     return [cell, more]
 

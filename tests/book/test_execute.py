@@ -170,6 +170,7 @@ def test_table_below_a_captioned_figure_gets_its_own_cell(checkout):
     cells = executed_notebook(Workspace(checkout, "smoke"), "part/01_one").cells
     assert [next(iter(c.outputs[0].data)) for c in cells[1:]] == ["image/svg+xml", "text/html"]
     assert cells[2].metadata.tags == ["remove-input"]
+    assert cells[2].source, "myst-nb drops a cell without source, and its outputs with it"
 
 
 def test_caption_without_a_figure_is_a_fault(checkout):
