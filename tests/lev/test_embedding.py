@@ -1,0 +1,379 @@
+"""Laws of the LEV layer: its routes, its product, its counts, and what it refuses."""
+
+import copy
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lmgeom.lev import LEV, base, digits, lev_parameters
+from lmgeom.lev.embedding import (
+    SplineProduct,
+    coordinates,
+    product_gradient,
+    scaled_product,
+    scaled_product_gradient,
+    seed,
+)
+
+SIZES = st.fixed_dictionaries(
+    {
+        "n_digits": st.integers(1, 4),
+        "seed_dim": st.integers(1, 12),
+        "n_knots": st.integers(3, 9),
+        "rank": st.integers(1, 5),
+        "heads": st.integers(1, 3),
+    }
+)
+FACTORS = st.lists(
+    st.one_of(st.just(0.0), st.floats(-4, 4, allow_subnormal=False)), min_size=1, max_size=40
+)
+
+
+def build(vocab_size=300, dim=6, *, spread=0.5, dtype=torch.float64, **sizes):
+    """A small layer whose products have both signs."""
+    torch.manual_seed(0)
+    layer = LEV(vocab_size, dim, **({"seed_dim": 10, "rank": 4, "heads": 3} | sizes)).to(dtype)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=spread)
+    return layer
+
+
+def values_and_gradients(layer, route, ids):
+    """The embeddings of a route, and the gradient of every parameter under a fixed pull."""
+    out = route(ids)
+    goal = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [out, *torch.autograd.grad(out, list(layer.parameters()), goal.to(out.dtype))]
+
+
+def assert_close(one, other, tolerance):
+    for a, b in zip(one, other, strict=True):
+        assert (a - b).abs().max() <= tolerance * a.abs().max()
+
+
+def routes(layer):
+    return [lambda i: layer(i), lambda i: layer(i, chunk=3), lambda i: layer.table()[i]]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("sizes", [{}, {"seed_dim": 37, "rank": 8}, {"heads": 1, "n_digits": 1}])
+def test_routes_agree(dtype, tolerance, sizes):
+    layer = build(dtype=dtype, **sizes)
+    ids = torch.randint(300, (4, 25))
+    expected = values_and_gradients(layer, layer.direct, ids)
+    for route in routes(layer):
+        assert_close(expected, values_and_gradients(layer, route, ids), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_routes_agree_at_the_default_size(dtype):
+    torch.manual_seed(0)
+    layer = LEV(50_257, 16).to(dtype)
+    ids = torch.randint(50_257, (12,))
+    expected = values_and_gradients(layer, layer.direct, ids)
+    found = values_and_gradients(layer, layer, ids)
+    assert_close(expected, found, 1e-12 if dtype == torch.float64 else 1e-5)
+
+
+@given(SIZES, st.integers(1, 200), st.integers(1, 9))
+@settings(max_examples=30)
+def test_routes_agree_for_any_size(sizes, vocab_size, chunk):
+    layer = build(vocab_size, 3, **sizes)
+    ids = torch.randint(vocab_size, (7,))
+    expected = values_and_gradients(layer, layer.direct, ids)
+    found = values_and_gradients(layer, lambda i: layer(i, chunk=chunk), ids)
+    largest = max(a.abs().max() for a in expected)  # a seed of width 1 has gradients of rounding
+    for a, b in zip(expected, found, strict=True):
+        assert (a - b).abs().max() <= 1e-11 * largest
+
+
+def test_table_under_no_grad_is_the_same_table():
+    layer = build(5000, 3)
+    with torch.no_grad():
+        plain = layer.table()
+    assert not plain.requires_grad
+    assert torch.equal(plain, layer.table())
+    assert torch.allclose(plain, layer(torch.arange(5000)), rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_pass_gradcheck():
+    layer = build(20, 2, seed_dim=4, n_knots=4, rank=2, heads=2, n_digits=2)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    ids = torch.tensor([3, 3, 17])
+
+    def call(*values):
+        return torch.func.functional_call(
+            layer, dict(zip(names, values, strict=True)), (ids,), {"chunk": 1}
+        )
+
+    assert torch.autograd.gradcheck(call, parameters)
+
+
+def test_second_derivative_is_refused():
+    layer = build()
+    [gradient] = torch.autograd.grad(
+        layer(torch.tensor([1, 2])).square().sum(), layer.codebooks, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.sum().backward()
+
+
+@given(FACTORS)
+def test_product_gradient_leaves_one_out(values):
+    factors = torch.tensor(values, dtype=torch.float64)[:, None]
+    found = product_gradient(factors, torch.tensor([2.0], dtype=torch.float64))
+    for j in range(len(values)):
+        others = math.prod(values[:j] + values[j + 1 :])
+        assert math.isclose(found[j].item(), 2 * others, rel_tol=1e-12, abs_tol=1e-300)
+
+
+@given(FACTORS)
+def test_scaled_product_is_the_product(values):
+    factors = torch.tensor(values, dtype=torch.float64)[:, None]
+    one = torch.ones(1, dtype=torch.float64)
+    assert torch.allclose(scaled_product(factors), factors.prod(0), rtol=1e-12, atol=1e-300)
+    plain, scaled = product_gradient(factors, one), scaled_product_gradient(factors, one)
+    assert torch.allclose(scaled, plain, rtol=1e-12, atol=1e-300)
+
+
+@given(st.lists(st.floats(-120, 120), min_size=2, max_size=60), st.randoms())
+def test_scaled_product_never_overflows_on_the_way(exponents, random):
+    """Factors of any magnitude whose product, and every product but one, is near one."""
+    halves = [round(e) for e in exponents]
+    exponents = halves + [-e for e in halves]
+    random.shuffle(exponents)
+    values = [random.choice((-1, 1)) * random.uniform(1, 2) ** 0.1 * 2.0**e for e in exponents]
+    factors = torch.tensor(values, dtype=torch.float32)[:, None]
+    exact = [Fraction(value) for value in factors[:, 0].tolist()]
+    truth = math.prod(exact)
+    assert math.isclose(scaled_product(factors).item(), float(truth), rel_tol=1e-6)
+    found = scaled_product_gradient(factors, torch.ones(1))[:, 0].tolist()
+    for value, factor in zip(found, exact, strict=True):
+        assert math.isclose(value, float(truth / factor), rel_tol=1e-6, abs_tol=2e-45)
+
+
+@pytest.mark.parametrize("power", [100, -100])
+def test_a_product_outside_the_range_is_what_float_arithmetic_says(power):
+    factors = torch.full((4, 1), 2.0**power)
+    assert scaled_product(factors).item() == (math.inf if power > 0 else 0.0)
+
+
+def extreme_layer(exponents):
+    """A layer whose factors are these powers of two for every token."""
+    layer = LEV(50, 3, seed_dim=len(exponents), n_knots=4, rank=2, heads=2)
+    with torch.no_grad():
+        factors = 2.0 ** torch.tensor(exponents, dtype=torch.float32)
+        layer.spline_delta.copy_(factors[:, None, None].expand_as(layer.spline_delta) - 1)
+    return layer
+
+
+@pytest.mark.parametrize("large_first", [True, False])
+def test_the_layer_survives_factors_that_overflow_together(large_first):
+    exponents = [20] * 10 + [-20] * 10 if large_first else [-20] * 10 + [20] * 10
+    layer = extreme_layer(exponents)
+    out = layer(torch.arange(7))
+    expected = layer.output.sum((0, 1)).expand_as(out)
+    assert torch.allclose(out, expected, rtol=1e-5, atol=1e-7)
+    out.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert layer.spline_delta.grad.abs().max() > 0
+
+
+def test_zero_factors_give_exact_gradients():
+    """A product of one zero has no value but a gradient, which division by it would lose."""
+    t = torch.full((1, 1, 5), 0.5, dtype=torch.float64, requires_grad=True)
+    delta = torch.zeros(1, 5, 5, 2, dtype=torch.float64)
+    delta[0, 2, :, 0] = -1
+    delta[0, 1:3, :, 1] = -1
+    delta.requires_grad_()
+    out = SplineProduct.apply(t, delta, 1)
+    assert out.tolist() == [[[0.0, 0.0]]]
+    out.sum().backward()
+    assert delta.grad[0, 2, :, 0].sum().item() == pytest.approx(1)
+    assert delta.grad[0, :, :, 1].abs().max() == 0
+
+
+def test_parameter_count():
+    with torch.device("meta"):
+        layer = LEV(200_376, 2048)
+    assert lev_parameters(200_376, 2048)["total"] == 2_252_928
+    assert sum(parameter.numel() for parameter in layer.parameters()) == 2_252_928
+
+
+@given(SIZES, st.integers(1, 10**6), st.integers(1, 300))
+def test_parameters_follow_the_formula(sizes, vocab_size, dim):
+    with torch.device("meta"):
+        layer = LEV(vocab_size, dim, **sizes)
+    parts = lev_parameters(vocab_size, dim, **sizes)
+    assert parts["total"] == sum(parameter.numel() for parameter in layer.parameters())
+    assert parts["codebooks"] == layer.codebooks.numel()
+    assert parts["projection"] == layer.projection.numel()
+    assert parts["norm"] == layer.norm_gain.numel() + layer.norm_bias.numel()
+    assert parts["spline"] == layer.spline_delta.numel()
+    assert parts["output"] == layer.output.numel()
+
+
+def test_init_statistics():
+    torch.manual_seed(0)
+    layer = LEV(200_376, 256)
+    ids = torch.randint(200_376, (1024,))
+    with torch.no_grad():
+        z = seed(ids, layer.codebooks)
+        t = coordinates(z, layer.projection, layer.norm_gain, layer.norm_bias)
+        product = SplineProduct.apply(t, layer.spline_delta, 64)
+        rows = layer(ids)
+    low, high = t.flatten().quantile(torch.tensor([0.01, 0.99])).tolist()
+    assert (low, high) == pytest.approx((0.26, 0.75), abs=0.02)
+    assert product.mean().item() == pytest.approx(1, abs=0.1)
+    assert product.std().item() == pytest.approx(1, abs=0.15)
+    assert product.median().item() == pytest.approx(0.7, abs=0.05)
+    assert rows.std().item() == pytest.approx(0.22, abs=0.04)
+    common = rows.mean(0)
+    share = common.square().sum() / rows.square().sum(1).mean()
+    assert share.item() == pytest.approx(0.58, abs=0.08)
+    centered = torch.cosine_similarity(rows[:512] - common, rows[512:] - common)
+    assert centered.mean().abs() < 0.02
+    assert centered.max() < 0.9
+
+
+@pytest.mark.parametrize("seed_dim", [16, 64, 256])
+def test_the_spread_of_products_does_not_depend_on_the_width_of_the_seed(seed_dim):
+    torch.manual_seed(0)
+    layer = LEV(5000, 4, seed_dim=seed_dim)
+    with torch.no_grad():
+        z = seed(torch.randint(5000, (300,)), layer.codebooks)
+        t = coordinates(z, layer.projection, layer.norm_gain, layer.norm_bias)
+        product = SplineProduct.apply(t, layer.spline_delta, 64)
+    assert product.std().item() == pytest.approx(1, abs=0.2)
+
+
+@given(SIZES, st.integers(0, 3), st.randoms())
+@settings(max_examples=30)
+def test_renaming_digits_and_codebook_rows_alike_changes_nothing(sizes, position, random):
+    layer = build(1, 3, **(sizes | {"n_digits": 3}))
+    b, position = random.randint(1, 4), position % 3
+    layer = build(b**3, 3, **(sizes | {"n_digits": 3}))
+    order = list(range(b))
+    random.shuffle(order)
+    renamed = copy.deepcopy(layer)
+    with torch.no_grad():
+        renamed.codebooks[position, order] = layer.codebooks[position]
+    places = digits(torch.arange(b**3), b, 3)
+    places[:, position] = torch.tensor(order)[places[:, position]]
+    new_ids = places @ b ** torch.arange(2, -1, -1)
+    assert torch.allclose(renamed(new_ids), layer.table(), rtol=1e-12, atol=1e-12)
+
+
+def test_state_dict_round_trip():
+    layer, other = build(), LEV(300, 6, seed_dim=10, rank=4, heads=3).double()
+    assert list(layer.state_dict()) == [
+        "codebooks",
+        "projection",
+        "norm_gain",
+        "norm_bias",
+        "spline_delta",
+        "output",
+    ]
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.table(), layer.table())
+
+
+def test_the_same_seed_gives_the_same_layer():
+    tables = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        tables.append(LEV(100, 4, seed_dim=8, rank=4, heads=2).table())
+    assert torch.equal(*tables)
+    assert not torch.equal(tables[0], LEV(100, 4, seed_dim=8, rank=4, heads=2).table())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3), (2, 3, 4)])
+def test_ids_of_any_shape_and_integer_dtype(shape, dtype):
+    layer = build()
+    ids = torch.randint(200, shape).to(dtype)
+    out = layer(ids)
+    assert out.shape == (*shape, 6)
+    assert torch.allclose(out, layer.direct(ids), rtol=1e-12, atol=1e-12)
+    out.sum().backward()
+
+
+def test_ids_need_not_be_contiguous():
+    layer, ids = build(), torch.randint(300, (6, 8))
+    assert torch.allclose(layer(ids.T[::2]), layer(ids).transpose(0, 1)[::2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("call", [lambda m, i: m(i), lambda m, i: m.direct(i)])
+@pytest.mark.parametrize("bad", [-1, 300, 10**12])
+def test_ids_outside_the_vocabulary_are_named(call, bad):
+    with pytest.raises(IndexError, match=rf"token id {bad} is outside \[0, 300\)"):
+        call(build(), torch.tensor([[0, bad]]))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([1.0]), torch.tensor([True]), [1, 2], 3])
+def test_ids_must_be_integers(ids):
+    with pytest.raises(TypeError, match="ids must be a tensor of integers"):
+        build()(ids)
+
+
+@pytest.mark.parametrize("chunk", [0, -4])
+def test_chunk_must_be_positive(chunk):
+    with pytest.raises(ValueError, match=f"chunk must be at least 1, got {chunk}"):
+        build()(torch.tensor([1]), chunk=chunk)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ({"dim": 0}, ValueError, "dim must be at least 1, got 0"),
+        ({"n_knots": 2}, ValueError, "n_knots must be at least 3, got 2"),
+        ({"heads": -1}, ValueError, "heads must be at least 1, got -1"),
+        ({"rank": 1.5}, TypeError, "rank must be an integer, got 1.5"),
+        ({"seed_dim": True}, TypeError, "seed_dim must be an integer, got True"),
+        ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
+        ({"n_digits": 0}, ValueError, "n_digits must be at least 1, got 0"),
+    ],
+)
+def test_impossible_sizes_are_named(sizes, error, message):
+    with pytest.raises(error, match=message):
+        LEV(**({"vocab_size": 10, "dim": 4} | sizes))
+
+
+def test_an_address_space_larger_than_the_vocabulary_has_no_rows_for_it():
+    layer = build(28)
+    assert base(28, 3) == 4
+    assert layer.table().shape == (28, 6)
+    with pytest.raises(IndexError):
+        layer(torch.tensor(30))
+
+
+def test_autocast_does_not_lower_the_precision():
+    layer, ids = build(dtype=torch.float32), torch.arange(50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = layer(ids)
+    assert low.dtype == torch.float32
+    assert torch.equal(low, layer(ids))
+
+
+def test_half_precision_parameters_are_computed_in_float32():
+    layer, ids = build(dtype=torch.float32).bfloat16(), torch.arange(50)
+    out = layer(ids)
+    out.float().sum().backward()
+    assert out.dtype == layer.codebooks.grad.dtype == torch.bfloat16
+    assert torch.equal(out, copy.deepcopy(layer).float()(ids).bfloat16())
+
+
+def test_compiled_models_may_hold_it():
+    model = nn.Sequential(build(dtype=torch.float32), nn.Linear(6, 2))
+    ids = torch.arange(9)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.allclose(compiled(ids), model(ids))
+    compiled(ids).sum().backward()
+
+
+def test_repr_names_the_sizes():
+    assert "seed_dim=10, n_knots=16, rank=4, heads=3" in repr(build())
