@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['windows', 'choose', 'Losses', 'losses', 'ratio', 'Evaluation', 'summarize', 'evaluate']
 
-# %% ../../nbs/lm/07_evaluate.ipynb #imports
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-imports
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ..errors import DataError
 from .config import require
 from .loss import bits_per_byte, token_loss
 
-# %% ../../nbs/lm/07_evaluate.ipynb #windows
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-windows
 def windows(length: int, context: int, overlap: int, first: int = 1) -> list[tuple[int, int, int]]:
     """Cut a document into windows that predict each of its tokens once.
 
@@ -38,7 +38,7 @@ def windows(length: int, context: int, overlap: int, first: int = 1) -> list[tup
         score = stop
     return cuts
 
-# %% ../../nbs/lm/07_evaluate.ipynb #choose
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-choose
 def choose(lengths: np.ndarray, max_tokens: int | None) -> np.ndarray:
     """Choose whole documents, spread evenly over a split, of at most `max_tokens` tokens in all.
 
@@ -56,7 +56,7 @@ def choose(lengths: np.ndarray, max_tokens: int | None) -> np.ndarray:
     fits = np.cumsum(lengths[order]) <= max_tokens
     return np.sort(order[: max(1, fits.sum())])
 
-# %% ../../nbs/lm/07_evaluate.ipynb #losses-type
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-losses
 class Losses(NamedTuple):
     """Scored tokens of a split, in the order of its text.
 
@@ -70,7 +70,7 @@ class Losses(NamedTuple):
     nats: np.ndarray
     documents: np.ndarray
 
-# %% ../../nbs/lm/07_evaluate.ipynb #plan-windows
+
 def _plan(split, context: int, overlap: int, max_tokens: int | None) -> list[tuple]:
     """List the windows (document, start, stop, score) of the chosen documents, in text order."""
     lengths = np.diff(split.documents)
@@ -81,7 +81,29 @@ def _plan(split, context: int, overlap: int, max_tokens: int | None) -> list[tup
         for cut in windows(int(lengths[i]), context, overlap, int(firsts[i]))
     ]
 
-# %% ../../nbs/lm/07_evaluate.ipynb #losses
+
+def _score(model: nn.Module, split, batch: list[tuple], chunk: int):
+    """Read one batch of windows, padded on the right, and score the positions they ask for."""
+    longest = max(stop - start for _, start, stop, _ in batch)
+    ids = np.zeros((len(batch), longest), np.int64)
+    scored = np.zeros((len(batch), longest), bool)
+    for row, (document, start, stop, score) in enumerate(batch):
+        offset = int(split.documents[document])
+        ids[row, : stop - start] = split.tokens[offset + start : offset + stop]
+        scored[row, score - start : stop - start] = True
+    device = next(model.parameters()).device
+    hidden = model.hidden(torch.from_numpy(ids[:, :-1]).to(device))
+    hidden = hidden[torch.from_numpy(scored[:, 1:]).to(device)]
+    targets = ids[scored]
+    nats = [
+        token_loss(model.head, h, y, reduction="none").float()
+        for h, y in zip(
+            hidden.split(chunk), torch.from_numpy(targets).to(device).split(chunk), strict=True
+        )
+    ]
+    return targets, torch.cat(nats).cpu().numpy()
+
+
 @torch.no_grad()
 def losses(
     model: nn.Module,
@@ -129,29 +151,7 @@ def losses(
     model.train(training)
     return Losses(targets, nats, np.repeat([window[0] for window in plan], sizes))
 
-# %% ../../nbs/lm/07_evaluate.ipynb #score
-def _score(model: nn.Module, split, batch: list[tuple], chunk: int):
-    """Read one batch of windows, padded on the right, and score the positions they ask for."""
-    longest = max(stop - start for _, start, stop, _ in batch)
-    ids = np.zeros((len(batch), longest), np.int64)
-    scored = np.zeros((len(batch), longest), bool)
-    for row, (document, start, stop, score) in enumerate(batch):
-        offset = int(split.documents[document])
-        ids[row, : stop - start] = split.tokens[offset + start : offset + stop]
-        scored[row, score - start : stop - start] = True
-    device = next(model.parameters()).device
-    hidden = model.hidden(torch.from_numpy(ids[:, :-1]).to(device))
-    hidden = hidden[torch.from_numpy(scored[:, 1:]).to(device)]
-    targets = ids[scored]
-    nats = [
-        token_loss(model.head, h, y, reduction="none").float()
-        for h, y in zip(
-            hidden.split(chunk), torch.from_numpy(targets).to(device).split(chunk), strict=True
-        )
-    ]
-    return targets, torch.cat(nats).cpu().numpy()
-
-# %% ../../nbs/lm/07_evaluate.ipynb #ratio
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-ratio
 def ratio(totals: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
     """Estimate sum(totals) / sum(sizes) and its standard error, documents being the sample.
 
@@ -170,7 +170,7 @@ def ratio(totals: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
     residuals = totals - value * sizes
     return value, float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / sizes.sum())
 
-# %% ../../nbs/lm/07_evaluate.ipynb #evaluation
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-evaluation
 @dataclass(frozen=True)
 class Evaluation:
     """Loss of a model on a split.
@@ -203,7 +203,7 @@ class Evaluation:
         """Perplexity a document; on LAMBADA, a last word."""
         return math.exp(self.document_nats)
 
-# %% ../../nbs/lm/07_evaluate.ipynb #evaluate
+
 def summarize(found: Losses, n_bytes: np.ndarray) -> Evaluation:
     """Turn token losses into an `Evaluation`, adding in float64.
 
@@ -211,22 +211,23 @@ def summarize(found: Losses, n_bytes: np.ndarray) -> Evaluation:
         found: The losses of a split.
         n_bytes: UTF-8 bytes of the scored text of each of the split's documents.
     """
-    index, place = np.unique(found.documents, return_inverse=True)
-    totals = np.bincount(place, weights=found.nats.astype(np.float64))
-    sizes = np.bincount(place)
+    sizes = np.bincount(found.documents, minlength=len(n_bytes))
+    totals = np.bincount(found.documents, found.nats.astype(np.float64), len(n_bytes))
+    scored = sizes > 0
+    totals, sizes, n_bytes = totals[scored], sizes[scored], n_bytes[scored]
     nats, stderr = ratio(totals, sizes)
     document_nats, document_stderr = ratio(totals, np.ones_like(totals))
     return Evaluation(
         nats=nats,
         stderr=stderr,
-        bits_per_byte=bits_per_byte(float(totals.sum()), int(n_bytes[index].sum())),
+        bits_per_byte=bits_per_byte(float(totals.sum()), int(n_bytes.sum())),
         tokens=int(sizes.sum()),
-        documents=len(index),
+        documents=len(totals),
         document_nats=document_nats,
         document_stderr=document_stderr,
     )
 
-
+# %% ../../nbs/lm/07_evaluate.ipynb #evaluate-evaluate
 def evaluate(
     model: nn.Module,
     splits,

@@ -46,8 +46,9 @@ class History:
         with new.open("w", encoding="utf-8") as file:
             for line in text.splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    if json.loads(line)["step"] <= step:
-                        self._keep(json.loads(line))
+                    kept = json.loads(line)
+                    if kept["step"] <= step:
+                        self._keep(kept)
                         file.write(line + "\n")
         os.replace(new, path)
         self._file = path.open("a", encoding="utf-8")

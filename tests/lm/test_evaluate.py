@@ -9,7 +9,7 @@ import torch
 from lmgeom.data import Split, synthetic
 from lmgeom.errors import ConfigError, DataError
 from lmgeom.lm.config import Config
-from lmgeom.lm.evaluate import choose, evaluate, losses, ratio, windows
+from lmgeom.lm.evaluate import Losses, choose, evaluate, losses, ratio, summarize, windows
 from lmgeom.lm.model import LanguageModel
 
 CONTEXT = 16
@@ -194,10 +194,8 @@ def test_the_model_stays_in_its_mode(model):
     assert not model.training
 
 
-def test_float32_sum_of_many_tokens_is_exact():
-    """A float32 running sum of 2**24 ones stops growing; ours is taken in float64."""
-    from lmgeom.lm.evaluate import Losses, summarize
-
-    n = 2**24 + 4
-    ones = Losses(np.zeros(n, np.int64), np.ones(n, np.float32), np.zeros(n, np.int64))
-    assert summarize(ones, np.array([n])).document_nats == n
+def test_the_sum_is_taken_in_float64():
+    """In float32, 2**24 + 1 is 2**24: adding ones to it would be lost."""
+    nats = np.array([2**24, 1, 1, 1, 1], np.float32)
+    found = Losses(np.zeros(5, np.int64), nats, np.zeros(5, np.int64))
+    assert summarize(found, np.array([9])).document_nats == 2**24 + 4
