@@ -179,6 +179,8 @@ def build(work: Workspace) -> Path:
         text = re.sub(r"\x1b\[[0-9;]*m", "", done.stderr + done.stdout)
         lines = [x for x in text.splitlines() if re.search("WARNING|ERROR|Error", x)]
         lines = lines or text.splitlines()[-20:]
+        # Sphinx warns only about pages it reads anew: forget them, or the next build looks clean.
+        shutil.rmtree(out / "_build" / ".doctrees", ignore_errors=True)
         raise BookError("\n".join([f"the book has {len(lines)} fault(s)", *lines[:40]]))
     _offer_clean_notebooks(work)
     return work.html / "index.html"

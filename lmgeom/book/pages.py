@@ -66,9 +66,8 @@ TEXT_IS_LIGHTER = """
 
 def html_pages(folder: Path) -> list[Path]:
     """Pages of a built book, in order of their names."""
-    private = (f"_{name}" for name in ("static", "sources", "images", "downloads"))
-    skip = {*private}
-    return sorted(p for p in folder.rglob("*.html") if p.relative_to(folder).parts[0] not in skip)
+    found = (path.relative_to(folder) for path in folder.rglob("*.html"))
+    return sorted(folder / name for name in found if not name.parts[0].startswith("_"))
 
 
 def _outside_and_errors(browser: Chromium) -> list[str]:
