@@ -22,7 +22,13 @@ import numpy as np
 from lmgeom import __version__
 from lmgeom.data import sources
 from lmgeom.data.packages import Document
-from lmgeom.data.tokenizers import BPE_SIZES, packaged, read_tokenizer, train_bpe
+from lmgeom.data.tokenizers import (
+    BPE_SIZES,
+    check_name,
+    packaged,
+    read_tokenizer,
+    train_bpe,
+)
 from lmgeom.data.tokens import SPLITS, Corpus, assign_splits, load, ngrams, pack, token_dtype
 from lmgeom.errors import DataError
 
@@ -84,6 +90,8 @@ def prepare(
         DataError: For an unknown source or tokenizer, text that cannot be used, a folder that
             holds something else, or a full disk; nothing half-written remains.
     """
+    sources.resolve(source)  # unknown names fail before anything is touched
+    check_name(tokenizer)
     name = Path(tokenizer).stem if Path(tokenizer).exists() else str(tokenizer)
     label = str(source).removeprefix("hub:").strip("/").replace("/", "-").replace(":", "-")
     label = Path(source).stem if Path(source).exists() and source not in sources.SOURCES else label
@@ -100,7 +108,7 @@ def prepare(
     }
     try:
         with sources.locked(out, quiet):
-            if _is_done(out, request):
+            if _is_done(out, request, quiet):
                 return out
             partial = out.with_name(f".{out.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: we hold the lock
@@ -142,11 +150,12 @@ def corpus(
     return load(prepare(name, tokenizer=tokenizer, quiet=quiet))
 
 
-def _is_done(out: Path, request: dict) -> bool:
+def _is_done(out: Path, request: dict, quiet: bool) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
-        stored = json.loads((out / "manifest.json").read_text("utf-8"))["request"]
+        manifest = json.loads((out / "manifest.json").read_text("utf-8"))
+        stored, missing = manifest["request"], manifest["missing"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{out} exists and is not a prepared folder: choose another") from error
     for key, wanted in request.items():
@@ -156,6 +165,9 @@ def _is_done(out: Path, request: dict) -> bool:
                 change = f"{key} = {stored.get(key)!r}, not {wanted!r}"
             message = f"{out} was prepared with {change}"
             raise DataError(f"{message}: choose another folder, or delete it")
+    if missing and not quiet:
+        line = f"{out} was prepared without {', '.join(missing)}; delete it to try again"
+        print(line, file=sys.stderr, flush=True)
     return True
 
 

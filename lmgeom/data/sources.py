@@ -311,6 +311,27 @@ class Origin:
     weights: dict[str, float] = field(default_factory=dict)
 
 
+def resolve(source: str | Path) -> Packages | Hub | None:
+    """Return what a source's name stands for; None for the path of a person's own files.
+
+    Args:
+        source: Name of a source, `hub:ID[:CONFIGURATION]`, or a path.
+
+    Raises:
+        DataError: If it is none of these.
+    """
+    name = str(source)
+    if name in SOURCES and name != "tokenizers":
+        return SOURCES[name]
+    if name.startswith("hub:"):
+        dataset, _, configuration = name[4:].partition(":")
+        return Hub("", dataset, configuration)
+    if Path(source).exists():
+        return None
+    known = ", ".join(known for known in SOURCES if known != "tokenizers")
+    raise DataError(f"unknown source {name!r}: choose from {known}, hub:ID, or a path")
+
+
 def documents(
     source: str | Path,
     origin: Origin,
@@ -336,14 +357,7 @@ def documents(
     Raises:
         DataError: For an unknown source, or a file that cannot be read as UTF-8 text.
     """
-    named = SOURCES.get(str(source)) if str(source) != "tokenizers" else None
-    path = Path(source)
-    if named is None and str(source).startswith("hub:"):
-        dataset_id, _, configuration = str(source)[4:].partition(":")
-        named = Hub("", dataset_id, configuration)
-    elif named is None and not path.exists():
-        known = ", ".join(name for name in SOURCES if name != "tokenizers")
-        raise DataError(f"unknown source {str(source)!r}: choose from {known}, hub:ID, or a path")
+    named, path = resolve(source), Path(source)
     if held_out is None:
         held_out = named is not None
     if isinstance(named, Packages):

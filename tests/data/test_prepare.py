@@ -130,6 +130,18 @@ def test_prepared_once_then_found_again(toy, letters, monkeypatch):
         prepare(toy, tokenizer=letters, max_bytes=5)
 
 
+def test_missing_package_is_told_again(cache, letters, monkeypatch, toy, capsys):
+    absent = Package("absent", "1.0", "npm", "absent.tgz", "0" * 64, "none", toy_documents)
+    monkeypatch.setenv("PATH", "")
+    made = sources.Packages("a toy", (*sources.SOURCES["toy"].packages, absent), {"wiki": 1.0})
+    monkeypatch.setitem(sources.SOURCES, "toy", made)
+    folder = prepare(toy, tokenizer=letters, context=32)
+    assert load(folder).manifest["missing"] == ["absent"]
+    assert "missing: absent" in capsys.readouterr().err
+    prepare(toy, tokenizer=letters, context=32)
+    assert "prepared without absent; delete it to try again" in capsys.readouterr().err
+
+
 def test_foreign_folder_is_left_alone(toy, letters, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
@@ -213,11 +225,12 @@ def test_own_file_from_end_to_end(tmp_path, letters):
         prepare(path, tokenizer=letters, quiet=True)
 
 
-def test_bad_requests(toy, letters):
+def test_bad_requests(toy, letters, cache):
     with pytest.raises(DataError, match="unknown source 'tokenizers'"):
         prepare("tokenizers", tokenizer=letters)
     with pytest.raises(DataError, match="unknown tokenizer 'gpt5'"):
         prepare(toy, tokenizer="gpt5", quiet=True)
+    assert not (cache / "prepared").exists()
     with pytest.raises(DataError, match="weights: latin; the domains are code, wiki"):
         prepare(toy, tokenizer=letters, weights={"latin": 1.0}, quiet=True)
     with pytest.raises(DataError, match="fewer than 16384"):

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Trained
 from tokenizers import models, pre_tokenizers, trainers
 
 from lmgeom.data import Tokenizer, byte_tokenizer, packaged, read_tokenizer, train_bpe
-from lmgeom.data.tokenizers import byte_alphabet
+from lmgeom.data.tokenizers import byte_alphabet, check_name
 from lmgeom.errors import DataError
 
 TEXTS = [
@@ -92,7 +92,9 @@ def test_file_round_trip(bpe, tmp_path):
 
 
 def test_unknown_names_and_ids(bpe):
-    with pytest.raises(DataError, match="choose from bpe-8k"):
+    with pytest.raises(DataError, match="gpt2, cl100k"):
         packaged("gpt5")
+    with pytest.raises(DataError, match="unknown tokenizer 'gpt5': choose from bpe-8k"):
+        check_name("gpt5")
     with pytest.raises(DataError, match="id 300"):
         bpe.decode([0, 300])
