@@ -69,6 +69,29 @@ def test_a_rule_reads_the_records(tmp_path):
     assert judge({"rule": swapped}, folder=tmp_path).verdict == "fails"
 
 
+@pytest.mark.parametrize(
+    ("first", "verdict"),
+    [
+        ([0.1, 0.11, 0.1], "holds"),
+        ([0.1, -0.05, 0.1], "direction only"),
+        ([-0.1, -0.11, -0.1], "fails"),
+    ],
+)
+def test_a_crossing_is_behind_at_first_and_ahead_at_the_end(tmp_path, first, verdict):
+    rule = {"study": "s", "metric": "val", "better": "x", "than": "y", "behind_at_first": True}
+    for seed, start in enumerate(first):
+        for arm, early, late in (("x", 5 + start, 3 + seed / 100), ("y", 5.0, 3.5)):
+            curve = [{"tokens": 10, "val": early}, {"tokens": 20, "val": late}]
+            run = dict.fromkeys(FIELDS, 0) | {
+                "study": "s",
+                "arm": arm,
+                "seed": seed,
+                "curve": curve,
+            }
+            record(run | {"id": f"{seed}", "losses": {"val": late}}, tmp_path)
+    assert judge({"rule": rule}, folder=tmp_path).verdict == verdict
+
+
 @pytest.mark.parametrize(("value", "verdict"), [(5.0, "holds"), (4.99, "fails")])
 def test_a_benchmark_meets_its_bar_or_not(tmp_path, value, verdict):
     claim = {"benchmark": {"record": "b.json", "value": "ratio", "at_least": 5}}
