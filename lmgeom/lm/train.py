@@ -282,8 +282,9 @@ def banner(
     ]
     every, decayed = sum(n for n, _ in sizes), sum(n for n, decays in sizes if decays)
     peak, source = peak_flops(plan.device, plan.precision)
+    threads = torch.get_num_threads()
     rows = {
-        "device": f"{plan.device}, {torch.get_num_threads()} threads ({plan.why['device']})",
+        "device": f"{plan.device}, {threads} thread{'s' * (threads > 1)} ({plan.why['device']})",
         "precision": f"{plan.precision} ({plan.why['precision']}), torch {torch.__version__}",
         "compile": f"{'on' if plan.compile else 'off'} ({plan.why['compile']})",
         "parameters": f"{every:,} ({decayed:,} decay by {config.weight_decay:g})",
