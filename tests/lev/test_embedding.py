@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lmgeom.lev import LEV, base, digits, lev_parameters
-from lmgeom.lev.embedding import (
+from lmgeom.lev.embedding import coordinates, seed
+from lmgeom.lev.product import (
     SplineProduct,
-    coordinates,
     product_gradient,
     scaled_product,
     scaled_product_gradient,
-    seed,
 )
 
 SIZES = st.fixed_dictionaries(
