@@ -59,6 +59,12 @@ def _config(args: argparse.Namespace) -> Any:
 def _params(args: argparse.Namespace) -> None:
     from lmgeom.lm import parameters, presets
 
+    if args.preset is None:
+        budgets = {name: parameters(config) for name, config in presets.items()}
+        print(
+            _columns([("preset", "parameters"), *((n, f"{b.total:,}") for n, b in budgets.items())])
+        )
+        return
     budget = parameters(presets[args.preset])
     if args.json:
         facts = dataclasses.asdict(budget)
@@ -98,6 +104,8 @@ def _eval(args: argparse.Namespace) -> None:
     from lmgeom import data
     from lmgeom.lm import evaluate, load_model
 
+    if not Path(args.checkpoint).is_dir():
+        raise ConfigError(f"checkpoint {args.checkpoint!r} is not a folder that exists")
     model = load_model(Path(args.checkpoint))
     corpus = data.corpus(args.data, args.tokenizer)
     if corpus.vocab_size > model.config.vocab_size:
@@ -113,8 +121,15 @@ def _eval(args: argparse.Namespace) -> None:
         print(json.dumps({name: dataclasses.asdict(e) for name, e in found.items()}, indent=1))
         return
     rows = [
-        (n, f"{e.nats:.4f}", f"{e.stderr:.4f}", f"{e.bits_per_byte:.4f}", e.tokens, e.documents)
-        for n, e in found.items()
+        (
+            name,
+            f"{e.nats:.4f}",
+            None if e.stderr is None else f"{e.stderr:.4f}",
+            f"{e.bits_per_byte:.4f}",
+            e.tokens,
+            e.documents,
+        )
+        for name, e in found.items()
     ]
     head = ("split", "nats/token", "stderr", "bits/byte", "tokens", "documents")
     print(_columns([head, *rows]))
@@ -198,13 +213,13 @@ def _add_data(commands: Any) -> None:
 
 def _add_model(commands: Any) -> None:
     parser = commands.add_parser("params", help="the exact parameter budget of a preset")
-    parser.add_argument("preset")
+    parser.add_argument("preset", nargs="?", help="a named model (default: list them all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_params)
 
     parser = commands.add_parser("train", help="train a model")
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--preset", help="a named model; see `lmgeom params`")
+    model.add_argument("--preset", help="a named model; `lmgeom params` lists them")
     model.add_argument("--config", help="a JSON file written by Config.to_json")
     parser.add_argument("--data", default="minipile-core", help="source (default: %(default)s)")
     parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
@@ -217,7 +232,7 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--context", type=whole, help="tokens a sequence (default: the model's)")
     parser.add_argument("--lr", type=positive, required=True, help="peak learning rate")
     parser.add_argument("--warmup", type=_number(int, 0), help="steps of linear warm-up")
-    parser.add_argument("--weight-decay", type=positive)
+    parser.add_argument("--weight-decay", type=positive, help="decoupled decay (default: 0.1)")
     parser.add_argument("--clip", type=positive, help="largest gradient norm")
     parser.add_argument("--seed", type=_number(int, 0), help="weights and token order")
     parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")

@@ -31,6 +31,8 @@ def test_params_prints_the_published_size(capsys):
     assert budget["input"] == 2_252_928
     assert main(["params", "leviathan-1.2b"]) == 0
     assert "2,252,928" in capsys.readouterr().out
+    assert main(["params"]) == 0
+    assert "untied-400m" in capsys.readouterr().out
 
 
 def test_unknown_names_list_the_known(capsys):
@@ -68,6 +70,10 @@ def test_train_then_evaluate(tmp_path, corpus, capsys):
     assert main(["eval", str(tmp_path / "run"), "--splits", "val/a", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["val/a"]["nats"] > 0
+    assert main(["eval", str(tmp_path / "run"), "--splits", "val/a", "--max-tokens", "1"]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[0] == "val/a"
+    assert row[2] == "-"
     assert "unknown split 'val/z'" in refuse(
         capsys, "eval", str(tmp_path / "run"), "--splits", "val/z"
     )

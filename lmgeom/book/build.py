@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -93,14 +94,26 @@ def status_page(executions: Iterable[Execution]) -> str:
 
 
 def claims_page() -> str:
-    """Write the claims ledger with its computed verdicts, part by part, for the front page."""
+    """Write the claims ledger with its computed verdicts, part by part, for the front page.
+
+    A part that nothing answers yet is folded; in the others the answered claims come first.
+    """
     rows = list(claims.load_claims().values())
     known = [*PARTS, *sorted({row["part"] for row in rows} - PARTS.keys())]
     lines = []
     for part in known:
-        if mine := [row for row in rows if row["part"] == part]:
-            table = claims.table(mine)
-            lines += [f"### {PARTS.get(part, part)}", "", "```{raw} html", table, "```", ""]
+        mine = {row["id"]: row for row in rows if row["part"] == part}
+        verdicts = {name: claims.judge(row).verdict for name, row in mine.items()}
+        if not mine:
+            continue
+        counts = Counter(verdicts.values())
+        summary = ", ".join(f"{n} {word}" for word, n in counts.most_common())
+        order = sorted(mine, key=lambda name: verdicts[name] in claims.UNANSWERED)
+        table = claims.table(mine[name] for name in order)
+        if counts.keys() <= claims.UNANSWERED:
+            table = f"<details><summary>{len(mine)} claims</summary>{table}</details>"
+        lines += [f"### {PARTS.get(part, part)}", "", f"{len(mine)} claims: {summary}.", ""]
+        lines += ["```{raw} html", table, "```", ""]
     return "\n".join(lines)
 
 
