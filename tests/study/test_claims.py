@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from lmgeom.errors import RecordError
-from lmgeom.study import judge, load_claims, paths
+from lmgeom.study import judge, load_claims
 from lmgeom.study.claims import check_tests, judge_interval, table
 from lmgeom.study.records import FIELDS, record
 
@@ -114,14 +114,3 @@ def test_a_table_escapes_what_it_shows(tmp_path):
     page = table([BASE | {"id": "a", "claim": "x < `y`", "open": "none"}])
     assert "x &lt; <code>y</code>" in page
     assert "not attempted" in page
-
-
-def test_every_test_that_a_claim_names_exists():
-    nodes = {claim["test"] for claim in load_claims().values() if "test" in claim}
-    missing = []
-    for node in sorted(nodes):
-        path, _, name = node.partition("::")
-        file = paths.root() / path
-        if not file.is_file() or f"def {name.partition('[')[0]}(" not in file.read_text():
-            missing.append(node)
-    assert not missing
