@@ -278,7 +278,8 @@ class _Work:
     # ------------------------------------------------------------ 3. tokens
     def write(self, context: int, contamination: bool) -> None:
         """Encode every split; held-out splits first: training text is checked against them."""
-        names = sorted(self.staged, key=lambda name: (name.startswith("train/"), name))
+        names = [name for name, rows in self.staged.items() if rows]
+        names.sort(key=lambda name: (name.startswith("train/"), name))
         overlap = _Overlap() if contamination else None
         for name in names:
             start = time.perf_counter()

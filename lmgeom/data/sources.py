@@ -506,20 +506,21 @@ def _utf8(path: Path) -> str:
 
 
 def read_text(path: Path) -> Iterator[str]:
-    """Read a text file, cut where a paragraph ends into documents of at least 8192 characters.
+    """Read a text file as documents, since one long document could not be split.
 
     Args:
-        path: A `.txt` file in UTF-8. Without the cut one long file could not be split.
+        path: A `.txt` file in UTF-8. It is cut at the first empty line after 8192 characters, or
+            at the first end of a line after twice as many.
     """
     pending, size = [], 0
-    for paragraph in re.split(r"(?<=\n)\n+", _utf8(path)):
-        pending.append(paragraph)
-        size += len(paragraph)
-        if size >= PIECE:
-            yield "\n".join(pending)
+    for line in _utf8(path).splitlines(keepends=True):
+        pending.append(line)
+        size += len(line)
+        if size >= PIECE and (not line.strip() or size >= 2 * PIECE):
+            yield "".join(pending).strip("\n")
             pending, size = [], 0
     if "".join(pending).strip():
-        yield "\n".join(pending)
+        yield "".join(pending).strip("\n")
 
 
 def read_jsonl(path: Path) -> Iterator[str]:

@@ -225,6 +225,14 @@ def test_own_file_from_end_to_end(tmp_path, letters):
         prepare(path, tokenizer=letters, quiet=True)
 
 
+def test_one_document_is_all_training(tmp_path, letters):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"text": "only one document " * 50}))
+    prepared = load(prepare(path, tokenizer=letters, quiet=True))
+    assert prepared.splits == {}
+    assert len(prepared.train["text"]) == 901
+
+
 def test_bad_requests(toy, letters, cache):
     with pytest.raises(DataError, match="unknown source 'tokenizers'"):
         prepare("tokenizers", tokenizer=letters)

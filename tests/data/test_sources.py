@@ -194,6 +194,14 @@ def test_long_text_file_is_cut_at_paragraphs(tmp_path):
     assert sum(text.count("Paragraph") for text in found) == 50
 
 
+def test_long_text_file_without_empty_lines_is_cut_at_lines(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(10_000)))
+    found = texts(path)
+    assert len(found) > 3
+    assert "\n".join(found) == path.read_text().strip()
+
+
 def test_folder_of_three_kinds(tmp_path):
     import pyarrow
     import pyarrow.parquet
