@@ -30,7 +30,7 @@ from lmgeom.errors import BookError
 __all__ = ["Execution", "Workspace", "execute", "executed_notebook"]
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-TRACEBACK_LINES = 12
+TRACEBACK_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -123,21 +123,39 @@ def _run(staged: Path, executed: Path, log: Path, folder: Path, timeout: int) ->
             cwd=str(folder),
             execution_timeout=timeout,
             progress_bar=False,
-            request_save_on_cell_execute=False,
         )
     return time.perf_counter() - started
 
 
+def _excerpt(traceback: list[str]) -> list[str]:
+    """The notebook's own frame of a traceback, and its end."""
+    lines = [x for x in ANSI.sub("", "\n".join(traceback)).splitlines() if x.strip()]
+    frames = [i for i, line in enumerate(lines) if line.startswith("Cell In[")]
+    start = frames[-1] if frames else 0
+    if len(lines) - start <= 2 * TRACEBACK_LINES:
+        return lines[start:]
+    return [*lines[start : start + TRACEBACK_LINES], "...", *lines[-TRACEBACK_LINES:]]
+
+
+def _last_cell(copy: Path) -> str:
+    """Say which cell was executed when papermill gave up: the last that is not pending."""
+    begun: list[str] = []
+    if copy.is_file():
+        for cell in nbformat.read(copy, as_version=4).cells:
+            if cell.metadata.get("papermill", {}).get("status", "pending") != "pending":
+                begun.append(cell.id)
+    return f", cell {begun[-1]}" if begun else ""
+
+
 def _explain(name: str, error: BaseException, notebook: NotebookNode, copy: Path) -> str:
     """Say which cell failed and how, in a few lines."""
-    reason = (str(error).strip().splitlines() or ["no message"])[0]
-    lines = [f"{name}: {type(error).__name__}: {reason}"]
     if isinstance(error, PapermillExecutionError):
         cell = notebook.cells[error.cell_index]
-        traceback = ANSI.sub("", "\n".join(error.traceback)).splitlines()
-        shown = [line for line in traceback if line.strip()][-TRACEBACK_LINES:]
         lines = [f"{name}, cell {cell.id}: {error.ename}: {error.evalue}".splitlines()[0]]
-        lines += [f"    {line[:160]}" for line in shown]
+        lines += [f"    {line[:160]}" for line in _excerpt(error.traceback)]
+    else:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        lines = [f"{name}{_last_cell(copy)}: {type(error).__name__}: {reason}"]
     return "\n".join([*lines, f"    executed copy: {copy}"])
 
 
