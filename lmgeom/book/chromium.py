@@ -171,14 +171,15 @@ class Chromium:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, path: Path) -> None:
+    def open(self, path: Path, query: str = "") -> None:
         """Load a page from disk and wait for its formulas, fonts and images.
 
         Args:
             path: An HTML file.
+            query: What follows the question mark of its address.
         """
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=f"{path.resolve().as_uri()}{query and '?'}{query}")
         deadline = time.monotonic() + self.timeout
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._message(deadline))

@@ -17,7 +17,7 @@ from pathlib import Path
 from lmgeom.book.build import assemble, build
 from lmgeom.book.chromium import HOW_TO_GET, find_chromium
 from lmgeom.book.execute import Workspace, execute
-from lmgeom.book.pages import audit, broken_links, html_pages
+from lmgeom.book.pages import audit, broken_links, html_pages, search_faults
 from lmgeom.book.pipeline import prepare_claims, prepare_data
 from lmgeom.book.settings import load_profile
 from lmgeom.errors import BookError, ConfigError, LmgeomError
@@ -177,7 +177,7 @@ def gate_browser(root: Path) -> None:
         if os.environ.get("CI", "").lower() in ("true", "1"):
             raise BookError(HOW_TO_GET)
         raise MissingToolError(HOW_TO_GET)
-    if faults := audit(pages, folder):
+    if faults := audit(pages, folder) + search_faults(folder, "embedding"):
         raise BookError("\n".join([f"{len(faults)} fault(s) on {len(pages)} pages", *faults]))
 
 

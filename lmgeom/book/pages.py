@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from lmgeom.book.chromium import Chromium
 
-__all__ = ["audit", "broken_links", "html_pages", "screenshots"]
+__all__ = ["audit", "broken_links", "html_pages", "screenshots", "search_faults"]
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
 LOCAL = ("file", "data", "blob", "about", "chrome-extension")
@@ -122,6 +122,30 @@ def inspect(browser: Chromium, page: Path) -> list[str]:
     if not browser.evaluate(TEXT_IS_LIGHTER):
         found.append("dark mode: the text is darker than the page")
     return found + _outside_and_errors(browser)
+
+
+def search_faults(folder: Path, word: str) -> list[str]:
+    """Search the book for a word, from disk and without a server.
+
+    Args:
+        folder: Folder of the built pages.
+        word: A word that stands in the book.
+
+    Returns:
+        What is wrong; nothing if pages are found.
+
+    Raises:
+        BookError: There is no browser, or it stopped.
+    """
+    with Chromium() as browser:
+        browser.open(folder / "search.html", f"q={quote(word)}")
+        found = browser.evaluate(
+            "(async () => { const count = () => document.querySelectorAll('ul.search li a').length;"
+            " for (let i = 0; i < 100 && !count(); i++)"
+            " await new Promise(done => setTimeout(done, 50)); return count(); })()"
+        )
+        faults = [] if found else [f"the search finds no page with {word!r}"]
+        return [f"search.html: {fault}" for fault in faults + _outside_and_errors(browser)]
 
 
 def audit(pages: Iterable[Path], folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from lmgeom.book.build import build, chapters, status_page
 from lmgeom.book.chromium import Chromium
 from lmgeom.book.execute import Execution, Workspace
-from lmgeom.book.pages import audit, broken_links, html_pages, screenshots
+from lmgeom.book.pages import audit, broken_links, html_pages, screenshots, search_faults
 from lmgeom.errors import BookError
 
 PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8">
@@ -83,6 +83,14 @@ def test_browser_says_what_it_refuses(page):
             browser.evaluate("missing")
         with pytest.raises(BookError, match=r"refused Page\.nothing"):
             browser.call("Page.nothing")
+
+
+@pytest.mark.usefixtures("chromium")
+@pytest.mark.parametrize(("script", "faults"), [("", 1), ("list.innerHTML = '<li><a>x</a>'", 0)])
+def test_search_without_results_is_a_fault(page, tmp_path, script, faults):
+    body = f"<ul class='search'></ul><script>const list = document.querySelector('ul'); {script}"
+    page(f"{body}</script>", name="search.html")
+    assert len(search_faults(tmp_path, "word")) == faults
 
 
 @pytest.mark.usefixtures("chromium")
