@@ -16,7 +16,7 @@ def rotary_angles(context: int, dim: int, base: float = 10000.0) -> Tensor:
 
     Args:
         context: Number of positions T.
-        dim: Features of one head, even.
+        dim: Features of one head (the text's d, not the width D of the stream), even.
         base: Sets the slowest frequency: pair i turns by base ** (-2 i / dim) radians a position
             (Su et al. 2021, section 3.2.2).
 
