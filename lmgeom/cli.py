@@ -42,7 +42,8 @@ def _data_prepare(args: argparse.Namespace) -> None:
     from lmgeom import data
 
     out = Path(args.out) if args.out else None
-    print(data.prepare(args.source, out, tokenizer=args.tokenizer))
+    options = {"dataset": args.dataset, "streaming": args.streaming, "max_bytes": args.max_bytes}
+    print(data.prepare(args.source, out, tokenizer=args.tokenizer, **options))
 
 
 def _config(args: argparse.Namespace) -> Any:
@@ -208,6 +209,11 @@ def _add_data(commands: Any) -> None:
     verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
     verb.add_argument("--tokenizer", default="bpe-16k", help="tokenizer (default: %(default)s)")
     verb.add_argument("--out", help="folder to write (default: in the cache)")
+    verb.add_argument("--max-bytes", type=_number(int, 1), help="stop after so much text")
+    verb.add_argument("--dataset", help="a mirror of a Hub source: another id, or a local folder")
+    verb.add_argument(
+        "--no-streaming", dest="streaming", action="store_false", help="download the whole data set"
+    )
     verb.set_defaults(call=_data_prepare)
 
 
