@@ -21,9 +21,9 @@ def role(name: str, shape: tuple[int, ...]) -> str:
         shape: The parameter's shape.
 
     Returns:
-        A key of `DECAYED`: "spline" (coefficients around 1), "gain" (norm gains and biases,
-        and every vector), "embedding" (tables and codebooks), "head" (an untied output matrix) or
-        "matrix".
+        A key of `DECAYED`: "spline" (stored as the difference from 1), "gain" (norm gains and
+        biases, and every vector), "embedding" (tables and codebooks), "head" (an untied output
+        matrix) or "matrix".
     """
     parts = name.split(".")
     if any("spline" in part for part in parts):
