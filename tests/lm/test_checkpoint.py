@@ -329,8 +329,9 @@ def test_disk_full_while_saving(run, request):
     assert checkpoint.latest(folder).step == 2
 
 
+@pytest.mark.parametrize("step", [2, 3])
 @pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
-def test_any_failing_call_leaves_no_half_checkpoint(run, monkeypatch, call):
+def test_any_failing_call_leaves_no_half_checkpoint(run, monkeypatch, call, step):
     folder, model, optimizer = run
 
     def fail(*args, **kwargs):
@@ -339,8 +340,30 @@ def test_any_failing_call_leaves_no_half_checkpoint(run, monkeypatch, call):
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
         with pytest.raises(CheckpointError, match="No space left on device"):
-            checkpoint.save(folder, 3, model, optimizer)
+            checkpoint.save(folder, step, model, optimizer)
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_save_that_fails_while_it_replaces_a_step_loses_none(run, monkeypatch, renames):
+    folder, model, optimizer = run
+    shutil.rmtree(folder / "step-00000001")
+    calls = []
+
+    def fail(*paths, real=os.replace):
+        calls.append(paths)
+        if len(calls) > renames:
+            raise OSError(5, "Input/output error")
+        real(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            checkpoint.save(folder, 2, model, optimizer, {"note": "new"})
+    assert checkpoint.latest(folder).extra == {"note": "ä"}
+    checkpoint.save(folder, 2, model, optimizer, {"note": "new"})
+    assert checkpoint.latest(folder).extra == {"note": "new"}
+    assert [p.name for p in folder.iterdir()] == ["step-00000002"]
 
 
 def test_a_file_where_the_folder_should_be(tmp_path):
@@ -350,29 +373,26 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 
 KILLED = """
-import os, signal, sys, torch
+import os, signal, sys
+from pathlib import Path
 from lmgeom.lm import checkpoint
 from lmgeom.lm.config import Config
 from lmgeom.lm.model import LanguageModel
 model = LanguageModel(Config(64, 16, 2, 2, 16, 32))
-folder, call = sys.argv[1], sys.argv[2]
-checkpoint.save(folder, 1, model)
-old = getattr(os, call)
-def die(*args):
-    os.kill(os.getpid(), signal.SIGKILL)
-setattr(os, call, die)
-checkpoint.save(folder, 2, model)
+for call in ("fsync", "replace"):
+    folder = Path(sys.argv[1], call)
+    checkpoint.save(folder, 1, model)
+    child = os.fork()
+    if child == 0:
+        setattr(os, call, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+        checkpoint.save(folder, 2, model)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 """
 
 
 def test_a_kill_in_the_middle_of_saving(tmp_path):
-    calls = ("fsync", "replace")
-    runs = [
-        subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / call), call])
-        for call in calls
-    ]
-    assert [run.wait() for run in runs] == [-signal.SIGKILL] * 2
-    for call in calls:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
+    for call in ("fsync", "replace"):
         folder = tmp_path / call
         assert any(p.name.startswith(".tmp-") for p in folder.iterdir())
         assert checkpoint.latest(folder).step == 1
