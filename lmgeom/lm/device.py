@@ -134,14 +134,19 @@ def train_flops(config: Config, context: int) -> int:
     return 3 * parameters(replace(config, context=context)).flops
 
 # %% ../../nbs/lm/08_device.ipynb #device-peak
+# Dense bfloat16 products summed in float32, by the end of the name that PyTorch gives the GPU: an
+# "H100 NVL" is slower than an "H100 80GB HBM3".
 PEAK_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
+    "H100 80GB HBM3": 989e12,
     "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
+    "A100-SXM4-80GB": 312e12,
+    "A100-SXM4-40GB": 312e12,
+    "A100-PCIE-40GB": 312e12,
+    "A100 80GB PCIe": 312e12,
     "L40S": 362e12,
-    "4090": 165e12,
+    "RTX 4090": 165e12,
     "A10G": 70e12,
 }
 
@@ -164,7 +169,7 @@ def peak_flops(device: torch.device, precision: str) -> tuple[float, str]:
     if cuda and precision == "bfloat16":
         name = torch.cuda.get_device_name(device)
         for known, peak in PEAK_FLOPS.items():
-            if known in name:
+            if name.endswith(known):
                 return peak, f"the maker's figure for {known}"
     side, best = (8192 if cuda else 1024), math.inf
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
