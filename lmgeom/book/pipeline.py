@@ -53,12 +53,14 @@ def prepare_claims(root: Path) -> None:
     Args:
         root: Checkout of the repository.
     """
-    ledger = root / "book" / "claims.yaml"
-    sources = [*(root / "lmgeom").rglob("*.py"), *(root / "tests").rglob("*.py"), ledger]
-    stamp, now = root / "_build" / "claim-tests.stamp", _hash_files(*sources)
+    rows = list(claims.load_claims().values())
+    tests = {root / row["test"].partition("::")[0] for row in rows if "test" in row}
+    sources = [*(root / "lmgeom").rglob("*.py"), root / "book" / "claims.yaml", *tests]
+    sources += (root / "tests").rglob("conftest.py")
+    stamp, now = root / "_build" / "claim-tests.stamp", _hash_files(*filter(Path.is_file, sources))
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == now:
         return
-    outcomes = claims.check_tests(claims.load_claims().values())
+    outcomes = claims.check_tests(rows)
     passed = sum(outcome == "passed" for outcome in outcomes.values())
     print(f"claims: {passed} of {len(outcomes)} tests pass", flush=True)
     stamp.parent.mkdir(parents=True, exist_ok=True)
