@@ -76,7 +76,7 @@ class History:
 # %% ../../nbs/lm/09_progress.ipynb #progress-interrupts
 @contextlib.contextmanager
 def interrupts(enabled: bool = True) -> Iterator[list[str]]:
-    """Collect SIGINT and SIGTERM by name instead of dying; a second SIGINT acts as usual.
+    """Collect SIGINT and SIGTERM by name instead of dying; a SIGINT after that acts as usual.
 
     Args:
         enabled: Leave the signals alone if False, as it is outside the main thread in any case.
