@@ -121,8 +121,9 @@ def distinct_ids(ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 class LEV(nn.Module):
     """Embed token ids on a smooth surface: digits, seed, splines, products, sum over heads.
 
-    Computes in float32, or in float64 if the parameters are, whatever autocast says, and returns
-    the dtype of its parameters as `torch.nn.Embedding` does (Leviathan, method section).
+    Computes in float32, or in float64 if the parameters are, even under autocast (PyTorch's
+    automatic lower precision), and returns the dtype of its parameters as `torch.nn.Embedding`
+    does (Leviathan, method section).
 
     Args:
         vocab_size: Number of token ids V.

@@ -79,7 +79,7 @@ def test_routes_agree_at_the_default_size(dtype):
 
 
 @given(SIZES, st.integers(1, 200), st.integers(1, 9))
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 def test_routes_agree_for_any_size(sizes, vocab_size, chunk):
     layer = build(vocab_size, 3, **sizes)
     ids = torch.randint(vocab_size, (7,))
@@ -122,6 +122,7 @@ def test_second_derivative_is_refused():
 
 
 @given(FACTORS)
+@settings(deadline=None)
 def test_product_gradient_leaves_one_out(values):
     factors = torch.tensor(values, dtype=torch.float64)[:, None]
     found = product_gradient(factors, torch.tensor([2.0], dtype=torch.float64))
@@ -131,6 +132,7 @@ def test_product_gradient_leaves_one_out(values):
 
 
 @given(FACTORS)
+@settings(deadline=None)
 def test_scaled_product_is_the_product(values):
     factors = torch.tensor(values, dtype=torch.float64)[:, None]
     one = torch.ones(1, dtype=torch.float64)
@@ -140,6 +142,7 @@ def test_scaled_product_is_the_product(values):
 
 
 @given(st.lists(st.floats(-120, 120), min_size=2, max_size=60), st.randoms())
+@settings(deadline=None)
 def test_scaled_product_never_overflows_on_the_way(exponents, random):
     """Factors of any magnitude whose product, and every product but one, is near one."""
     halves = [round(e) for e in exponents]
@@ -204,6 +207,7 @@ def test_parameter_count():
 
 
 @given(SIZES, st.integers(1, 10**6), st.integers(1, 300))
+@settings(deadline=None)
 def test_parameters_follow_the_formula(sizes, vocab_size, dim):
     with torch.device("meta"):
         layer = LEV(vocab_size, dim, **sizes)
@@ -251,7 +255,7 @@ def test_the_spread_of_products_does_not_depend_on_the_width_of_the_seed(seed_di
 
 
 @given(SIZES, st.integers(0, 3), st.randoms())
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 def test_renaming_digits_and_codebook_rows_alike_changes_nothing(sizes, position, random):
     layer = build(1, 3, **(sizes | {"n_digits": 3}))
     b, position = random.randint(1, 4), position % 3
