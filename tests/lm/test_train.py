@@ -529,6 +529,7 @@ def test_log_line():
 
 
 def test_a_bar_only_where_somebody_watches(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     assert Report(10).bar is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     report = Report(10)
