@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no fault of the code, so no example has a deadline; CI always draws the same.
+hypothesis.settings.register_profile("book", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "book")
 
 
 @pytest.fixture(scope="session")
