@@ -8,9 +8,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# A busy machine is no fault of the code, so no example has a deadline; CI always draws the same.
-hypothesis.settings.register_profile("book", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+# A busy machine is no fault of the code, so no example is too slow; CI always draws the same.
+patient = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("book", **patient)
+hypothesis.settings.register_profile("ci", **patient, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "book")
 
 
