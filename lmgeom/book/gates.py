@@ -33,19 +33,20 @@ class MissingToolError(LmgeomError):
     """A gate that cannot run on this machine; the message says what is missing."""
 
 
-def _run(root: Path, *command: str, limit: int = 900) -> str:
+def _run(root: Path, *command: str, limit: int = 900, **variables: str) -> str:
     """Run a tool of this environment and return what it printed.
 
     Args:
         root: Working directory.
         *command: Name of a script or module of the environment, and its arguments.
         limit: Seconds it may take.
+        **variables: Added to its environment.
 
     Raises:
         BookError: It failed or took too long; the message ends with its last lines.
     """
     program = Path(sys.executable).with_name(command[0])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     try:
         done = subprocess.run(
             [str(program), *command[1:]],
@@ -182,8 +183,11 @@ def gate_browser(root: Path) -> None:
 
 
 def gate_pytest(root: Path) -> str:
-    """Run the tests; return pytest's own closing line."""
-    text = _run(root, "pytest", "-p", "no:cacheprovider", "--durations=10")
+    """Run the tests, those of the real core text too; return pytest's own closing line."""
+    prepare_data(load_profile(root, PROFILE))
+    text = _run(
+        root, "pytest", "-p", "no:cacheprovider", "--durations=10", "-rs", LMGEOM_TEST_CORE="1"
+    )
     print(text)
     return text.strip().splitlines()[-1]
 

@@ -276,7 +276,7 @@ def test_wide_vocabulary_is_stored_in_32_bits(toy, tmp_path):
 
 @pytest.mark.skipif("LMGEOM_TEST_CORE" not in os.environ, reason="needs the fetched core")
 class TestCore:
-    """The real core, which `make data` prepares; set LMGEOM_TEST_CORE=1."""
+    """The real core, which `make test` prepares; it sets LMGEOM_TEST_CORE=1."""
 
     @pytest.fixture(autouse=True)
     def real_cache(self, monkeypatch):
