@@ -11,6 +11,8 @@ from lmgeom.errors import BookError, LmgeomError
 
 __all__ = ["add_commands", "main"]
 
+INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
+
 # What follows imports inside each function: the parser must not need the notebook stack.
 
 
@@ -108,6 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lmgeom.book: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("lmgeom.book: interrupted", file=sys.stderr)
-        return 130
+        print("lmgeom.book: interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
     return code

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -102,10 +103,17 @@ class Workspace:
             return None
 
 
-def _start_worker() -> None:
-    """Set the environment of a worker, which its kernels inherit."""
+def _start_worker(parent: int) -> None:
+    """Set the environment of a worker, which its kernels inherit, and end it with its parent."""
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0")
     os.environ.pop("MPLBACKEND", None)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run(staged: Path, executed: Path, log: Path, folder: Path, timeout: int) -> float:
@@ -231,8 +239,9 @@ def execute(
     total, failures = len(fresh) + len(todo), []
     print(f"notebooks: {len(fresh)} up to date, {len(todo)} to run, {profile.workers} at a time")
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(profile.workers, spawn, initializer=_start_worker) as pool:
-        running: dict[Future[float], Execution] = {}
+    pool = ProcessPoolExecutor(profile.workers, spawn, _start_worker, (os.getpid(),))
+    running: dict[Future[float], Execution] = {}
+    try:
         for item in todo:
             paths = [work.file(kind, item.name) for kind in ("staged", "running")]
             log = work.file("log", item.name, ".txt")
@@ -247,6 +256,8 @@ def execute(
             seconds = future.result()
             _finish(work, item, seconds)
             print(f"  [{done}/{total}] {item.name}: {seconds:.1f} s", flush=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     if failures:
         raise BookError("\n".join([f"{len(failures)} notebook(s) failed", *failures]))
     return [item.name for item in todo]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -154,6 +159,28 @@ def test_cell_that_takes_too_long_fails(checkout):
     write(checkout, "part/01_slow", "import time\ntime.sleep(60)")
     with pytest.raises(BookError, match=r"part/01_slow, cell cell-0: CellTimeoutError"):
         execute(checkout, Profile("smoke", 1, 1, []))
+
+
+def test_killed_build_leaves_no_process(checkout, tmp_path):
+    mark = tmp_path / "begun"
+    write(checkout, "part/01_slow", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(300)")
+    script = tmp_path / "run.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from lmgeom.book.execute import execute\n"
+        "from lmgeom.book.settings import Profile\n"
+        "if __name__ == '__main__':\n"
+        f"    execute(Path({str(checkout)!r}), Profile('smoke', 1, 600, []))\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert len(family) >= 2, "a worker and its kernel"
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
 
 
 def test_table_below_a_captioned_figure_gets_its_own_cell(checkout):
