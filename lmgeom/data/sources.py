@@ -325,6 +325,8 @@ def resolve(source: str | Path) -> Packages | Hub | None:
         return SOURCES[name]
     if name.startswith("hub:"):
         dataset, _, configuration = name[4:].partition(":")
+        if not dataset:
+            raise DataError(f"source {name!r} names no data set: expected hub:ID[:CONFIGURATION]")
         return Hub("", dataset, configuration)
     if Path(source).exists():
         return None
@@ -471,15 +473,19 @@ def own_files(source: str | Path) -> dict[str, str]:
     """List a person's own files: path -> sha256; empty for a named source.
 
     Raises:
-        DataError: If the path holds no file of a kind we read.
+        DataError: If the path holds no file of a kind we read, or one that cannot be read.
     """
     path = Path(source)
     if str(source) in SOURCES or not path.exists():
         return {}
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in KINDS)
-    if not found or found[0].suffix not in KINDS:
+    inside = [path] if path.is_file() else sorted(path.rglob("*"))
+    found = [file for file in inside if file.suffix.lower() in KINDS and not file.is_dir()]
+    if not found:
         raise DataError(f"{path}: expected .txt, .jsonl or .parquet files")
-    return {str(file): file_sha256(file) for file in found}
+    try:
+        return {str(file): file_sha256(file) for file in found}
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
@@ -487,7 +493,7 @@ def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
         file = Path(file)
         row = {"name": file.name, "version": "", "sha256": sha256, "documents": 0, "bytes": 0}
         origin.packages.append(row)
-        for text in READERS[file.suffix](file):
+        for text in READERS[file.suffix.lower()](file):
             row["documents"] += 1
             row["bytes"] += len(text.encode())
             yield Document("text", text)
@@ -496,7 +502,7 @@ def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
 
 
 def _utf8(path: Path) -> str:
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # the mark some editors write
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -529,11 +535,13 @@ def read_jsonl(path: Path) -> Iterator[str]:
         if line.strip():
             try:
                 text = json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 message = f'{path}, line {number}: expected an object like {{"text": "..."}}'
                 raise DataError(message) from error
             if not isinstance(text, str):
                 raise DataError(f"{path}, line {number}: text is {type(text).__name__}, not str")
+            if re.search("[\ud800-\udfff]", text):
+                raise DataError(f"{path}, line {number}: half a surrogate pair is no character")
             yield text
 
 
@@ -544,9 +552,13 @@ def read_parquet(path: Path) -> Iterator[str]:
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
+        kind = file.schema_arrow.field("text").type
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise DataError(f"{path}: the column `text` is {kind}, not string")
         for batch in file.iter_batches(columns=["text"]):
             yield from (str(text) for text in batch.column("text") if text.is_valid)
-    except (pyarrow.ArrowInvalid, KeyError, OSError) as error:
+    except (pyarrow.ArrowInvalid, UnicodeDecodeError, KeyError, OSError) as error:
         raise DataError(f"{path}: expected parquet with a column `text`") from error
 
 

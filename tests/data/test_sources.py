@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -222,6 +223,8 @@ def test_folder_of_three_kinds(tmp_path):
         ("a.txt", b" \n\n ", r"a\.txt: holds no text"),
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}', r"a\.jsonl, line 2: expected an object"),
         ("a.jsonl", b'{"text": 3}', r"line 1: text is int"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r"line 1: half a surrogate pair"),
+        ("a.jsonl", b"[" * 100_000, r"line 1: expected an object"),
         ("a.parquet", b"not parquet", r"a\.parquet: expected parquet"),
         ("a.csv", b"x", r"expected \.txt, \.jsonl or \.parquet"),
     ],
@@ -231,6 +234,47 @@ def test_files_that_cannot_be_used(tmp_path, name, content, message):
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         texts(path)
+
+
+def test_kinds_are_known_in_capitals_and_after_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.TXT").write_bytes(b"\xef\xbb\xbfone")
+    (tmp_path / "b.JSONL").write_bytes(b'\xef\xbb\xbf{"text": "two"}')
+    assert texts(tmp_path) == ["one", "two"]
+
+
+def test_parquet_of_numbers_is_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.array(["x", "x"]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert texts(tmp_path) == ["x", "x"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: the column `text` is int64, not string"):
+        texts(tmp_path)
+
+
+def test_a_folder_named_like_a_file_is_no_file(tmp_path):
+    (tmp_path / "sub.txt").mkdir()
+    (tmp_path / "sub.txt" / "a.txt").write_text("one")
+    assert texts(tmp_path) == ["one"]
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"gone\.txt: No such file"):
+        texts(tmp_path)
+
+
+def test_a_data_set_needs_a_name():
+    with pytest.raises(DataError, match=r"source 'hub:' names no data set"):
+        sources.resolve("hub:")
+
+
+@pytest.mark.parametrize("name", ["a.whl", "a.tgz", "a.deb"])
+def test_damaged_archive_is_named(tmp_path, name):
+    if name.endswith(".deb") and not shutil.which("dpkg-deb"):
+        pytest.skip("needs dpkg-deb")
+    (tmp_path / name).write_bytes(b"junk" * 100)
+    with pytest.raises(DataError, match=rf"{name}: damaged archive"):
+        packages.members(tmp_path / name, "*")
 
 
 def test_members_reads_sorted_and_skips_links(tmp_path):
