@@ -73,12 +73,29 @@ def test_changes_make_another_study_of_it(book):
         ({"train": {"stpes": 3}}, "stpes"),
         ({"evaluation": {"every": 1, "token": 2}}, "unknown 'token'"),
         ({"model": {"preset": "tied-huge"}}, "tied-huge"),
+        ({"name": "../x"}, r"name '\.\./x' needs"),
+        ({"arms": {"a/b": {}}}, "name 'a/b' needs"),
+        ({"arms": []}, r"arms=\[\] must be a dict"),
+        ({"seeds": 3}, "seeds=3 must be a list"),
+        ({"seeds": [0, 0]}, "must be different integers"),
+        ({"evaluation": None}, "evaluation=None must be a dict"),
+        ({"evaluation": {"every": 1, "tokens": 2}}, "lacks final_tokens"),
+        ({"data": {"source": "x"}}, "data lacks tokenizer"),
+        ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a str"),
     ],
 )
 def test_a_misspelled_key_is_named(book, changes, message):
     write(book, **changes)
     with pytest.raises(ConfigError, match=message):
         load_study("tiny")
+
+
+@pytest.mark.parametrize("text", [b"", b"a: [", b"\xff\xfe", b"name: x"])
+def test_a_file_that_is_no_study_is_refused(book, text):
+    path = book / "own.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"own\.yaml"):
+        load_study(path)
 
 
 def test_an_unknown_study_lists_the_known(book):
