@@ -249,8 +249,10 @@ def _read_state(path: Path) -> dict:
         if file.stat().st_size > HEADER_LIMIT:
             raise CheckpointError(f"{file} has {file.stat().st_size} bytes: not a checkpoint")
         state = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no state.json") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{file} is damaged: it is not JSON") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -337,16 +339,29 @@ def _load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
             tensor.copy_(loaded[name])
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-load
+def _saved_groups(checkpoint: Checkpoint) -> list[dict]:
+    """Give the saved parameter groups, none where they do not have the form that we write."""
+    saved = checkpoint.optimizer or {}
+    groups = saved.get("groups")
+    good = isinstance(groups, list) and isinstance(saved.get("values"), dict)
+    form = {"params": list, "settings": dict}
+    good = good and all(
+        isinstance(group, dict) and all(isinstance(group.get(k), kind) for k, kind in form.items())
+        for group in groups
+    )
+    return groups if good else []
+
+
 def _load_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Rebuild the optimizer's state through its own `load_state_dict`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    saved = checkpoint.optimizer
-    if saved is None or [group["params"] for group in saved["groups"]] != members:
+    saved = _saved_groups(checkpoint)
+    if [group["params"] for group in saved] != members:
         raise CheckpointError(f"{checkpoint.path} holds no state for these parameter groups")
-    entries = dict(saved["values"])
+    entries = dict(checkpoint.optimizer["values"])
     with _open(checkpoint.path / FILES[1]) as file:
         entries |= {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     order = {name: index for index, name in enumerate(n for group in members for n in group)}
@@ -357,7 +372,7 @@ def _load_optimizer(
             raise CheckpointError(f"{checkpoint.path}: state of an unknown parameter {flat!r}")
         state.setdefault(order[name], {})[key] = value
     groups = []
-    for now, group in zip(optimizer.state_dict()["param_groups"], saved["groups"], strict=True):
+    for now, group in zip(optimizer.state_dict()["param_groups"], saved, strict=True):
         settings = {
             key: tuple(value) if isinstance(now.get(key), tuple) else value
             for key, value in group["settings"].items()

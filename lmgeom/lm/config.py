@@ -146,8 +146,9 @@ def check_options(name: str, options: Any, choice: str, build: Callable, *size, 
             build(*size, **shared, **own)
     except LmgeomError:
         raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}={options!r}: {error}") from None
+    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(f"{name}={options!r}: {first}") from None
     return own
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-config

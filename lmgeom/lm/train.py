@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, TrainingError
+from ..errors import CheckpointError, ConfigError, TrainingError
 from . import checkpoint
 from .config import is_count, require
 from lmgeom.lm.device import (
@@ -199,6 +199,7 @@ class TrainConfig:
         return [
             (counts, is_count, "must be a whole number, at least 1"),
             (optional, lambda n: n == 0 or is_count(n), "must be a whole number, at least 0"),
+            ("seed", lambda n: n < 2**63, "must be below 2**63"),
             ("lr", number(1e-12, 1e3), "must be a positive number"),
             ("clip", number(1e-12, math.inf), "must be a positive number"),
             ("min_lr weight_decay", number(0, 1), "must be a number from 0 to 1"),
@@ -252,10 +253,13 @@ def restore(
 
     Raises:
         ConfigError: If they differ and may not; the message lists how.
+        CheckpointError: If no checkpoint is good, or the newest good one is not of a training run.
     """
     found = checkpoint.latest(out)
     if found is None:
         return 0
+    if not isinstance(found.extra.get("settings"), dict):
+        raise CheckpointError(f"{found.path} has no settings of a training run; it cannot resume")
     changed = differences(found.extra["settings"], settings)
     if changed and not changes:
         raise ConfigError(f"{out} was started with other settings: {'; '.join(changed)}")

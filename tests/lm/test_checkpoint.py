@@ -191,6 +191,16 @@ def giant_header(path):
     path.write_bytes(struct.pack("<Q", 2**40) + path.read_bytes()[8:])
 
 
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def as_file(path):
+    shutil.rmtree(path)
+    path.write_text("")
+
+
 DAMAGES = [
     ("model.safetensors", cut, "is damaged"),
     ("model.safetensors", flip, "is damaged"),
@@ -201,6 +211,8 @@ DAMAGES = [
     ("model.safetensors", giant_header, "declares a header of 1099511627776 bytes"),
     ("optimizer.safetensors", cut, "is damaged"),
     ("state.json", cut, "is not JSON"),
+    ("state.json", as_folder, "cannot be read: Is a directory"),
+    ("", as_file, "no state.json"),
     ("state.json", os.remove, "no state.json"),
     ("state.json", lambda path: path.write_text("{}"), "is foreign"),
     ("state.json", lambda path: path.write_text("[" * 10**5), "is not JSON"),
@@ -305,6 +317,14 @@ def test_an_optimizer_over_other_parameters_is_refused(run):
     other = torch.optim.AdamW(model.parameters())
     with pytest.raises(CheckpointError, match="parameter groups"):
         checkpoint.load(run[0] / "step-00000002", model, other)
+
+
+@pytest.mark.parametrize("groups", [None, 3, [3], [{}], [{"params": []}]])
+def test_an_optimizer_of_another_form_is_refused(run, groups):
+    folder, model, optimizer = run
+    edit(folder / "step-00000002", optimizer={"values": {}, "groups": groups})
+    with pytest.raises(CheckpointError, match="step-00000002 holds no state for these parameter"):
+        checkpoint.load(folder / "step-00000002", model, optimizer)
 
 
 @pytest.fixture

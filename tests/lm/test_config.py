@@ -183,11 +183,14 @@ def test_impossible_settings_are_refused_by_name(change, message):
         ({"rank": "64"}, "rank must be an integer"),
         ({"heads": (2,)}, "values must be numbers, strings, booleans or lists of them"),
         ({"rank": float("inf")}, "values must be numbers"),
+        ({"seed_dim": 2**40}, "overflowed"),
+        ({"rank": 2**70}, "unpack"),
     ],
 )
 def test_impossible_options_are_refused_by_their_owner(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         replace(LEV, input_options=options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,13 @@ def test_a_finished_run_resumes_to_itself(tmp_path):
     assert repeated.history == result.history
 
 
+def test_a_checkpoint_of_no_training_run_is_not_resumed(tmp_path):
+    model = make()
+    checkpoint.save(tmp_path, 2, model, adamw(model))
+    with pytest.raises(CheckpointError, match="step-00000002 has no settings"):
+        run(out=tmp_path, resume=True)
+
+
 def test_resume_without_a_checkpoint_starts(tmp_path):
     assert same(run(out=tmp_path / "new", resume=True)[0], run()[0])
 
@@ -421,6 +428,7 @@ def test_a_norm_that_overflows():
         ({"betas": 0.9}, "betas="),
         ({"clip": 0.0}, "clip=0.0"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "seed=9223372036854775808: must be below"),
         ({"dtype": "float8"}, "dtype='float8': known: float32, tf32, bfloat16"),
         ({"compile": "yes"}, "compile='yes'"),
         ({"loss_chunk": 0}, "loss_chunk=0"),
@@ -444,6 +452,7 @@ def test_settings_round_trip():
         ({"context": 17}, {}, "context=17: must be at most the model's 16"),
         ({"device": "cuda:7"}, {}, "device='cuda:7'"),
         ({"device": "abacus"}, {}, "device='abacus'"),
+        ({"device": "meta"}, {}, "device='meta': must be of type cpu, cuda, mps"),
         ({"dtype": "tf32", "device": "cpu"}, {}, "dtype='tf32'"),
         ({}, {"resume": True}, "resume=True: needs out"),
         ({}, {"data": synthetic(65, n_tokens=2000)}, "vocab_size=64: the data has ids up to 64"),
