@@ -90,11 +90,12 @@ def prepare(
         DataError: For an unknown source or tokenizer, text that cannot be used, a folder that
             holds something else, or a full disk; nothing half-written remains.
     """
-    sources.resolve(source)  # unknown names fail before anything is touched
+    is_own = sources.resolve(source) is None  # unknown names fail before anything is touched
+    source = Path(source).resolve() if is_own else source  # one request, however it is spelled
     check_name(tokenizer)
     name = Path(tokenizer).stem if Path(tokenizer).exists() else str(tokenizer)
     label = str(source).removeprefix("hub:").strip("/").replace("/", "-").replace(":", "-")
-    label = Path(source).stem if Path(source).exists() and source not in sources.SOURCES else label
+    label = source.stem if is_own else label
     out = Path(out) if out else sources.cache_dir() / "prepared" / f"{label}-{name}"
     request = {
         "format": FORMAT,
@@ -157,7 +158,8 @@ def _is_done(out: Path, request: dict, quiet: bool) -> bool:
         manifest = json.loads((out / "manifest.json").read_text("utf-8"))
         stored, missing = manifest["request"], manifest["missing"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{out} exists and is not a prepared folder: choose another") from error
+        message = f"{out} exists and is not a prepared folder: choose another"
+        raise DataError(f"{message}, or delete {out}, then prepare it again") from error
     for key, wanted in request.items():
         if stored.get(key) != wanted:
             change = "other files"

@@ -242,57 +242,72 @@ class Corpus:
         return self._counts
 
 # %% ../../nbs/data/02_tokens.ipynb #tokens-load
-def read_array(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map a flat file into memory after checking its size.
+def read_array(folder: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
+    """Map a flat file of a prepared folder into memory after checking its size.
 
     Raises:
         DataError: If the file is missing or its size is not what the manifest says.
     """
+    path = folder / name
     expected = length * np.dtype(dtype).itemsize
     got = path.stat().st_size if path.is_file() else -1
     if got != expected:
         found = "is missing" if got < 0 else f"has {got} bytes"
-        raise DataError(f"{path} {found}, the manifest says {expected} bytes; prepare it again")
+        raise _broken(folder, f"{path} {found}, the manifest says {expected} bytes")
     # A plain view of the map: slicing the subclass costs more than reading the bytes.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if length else np.empty(0, dtype)
 
 
 def load(folder: str | Path) -> Corpus:
-    """Open a prepared folder; nothing is read until it is used.
+    """Open a prepared folder; no tokens are read until they are used.
 
     Args:
         folder: What `prepare` returned.
 
     Raises:
-        DataError: If the folder is not a prepared one, or a file in it was cut short.
+        DataError: If the folder is not a prepared one, or a file in it is not what was written.
     """
     folder = Path(folder)
     try:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-        dtype = np.dtype(manifest["dtype"])
-        arrays = manifest["splits"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _open(folder, manifest)
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder}: not a prepared folder (no readable manifest.json)") from error
-    train, splits = {}, {}
-    for name, row in arrays.items():
-        tokens = read_array(folder / f"{name}.tokens", dtype, row["tokens"])
+
+
+def _open(folder: Path, manifest: dict) -> Corpus:
+    vocab_size, weights = manifest["vocab_size"], manifest["weights"]
+    dtype, train, splits = token_dtype(vocab_size), {}, {}
+    if type(vocab_size) is not int or manifest["dtype"] != dtype.name:
+        found = f"vocab_size {vocab_size!r}, dtype {manifest['dtype']!r}"
+        raise _broken(folder, f"{folder / 'manifest.json'}: {found}")
+    for name, row in manifest["splits"].items():
+        tokens = read_array(folder, f"{name}.tokens", dtype, row["tokens"])
         if name.startswith("train/"):
             train[name.removeprefix("train/")] = tokens
             continue
         n = row["documents"]
-        offsets = read_array(folder / f"{name}.documents", np.int64, n + 1)
-        sizes = read_array(folder / f"{name}.bytes", np.int64, n)
-        scored = read_array(folder / f"{name}.scored", np.int64, n) if row["scored"] else None
+        offsets = read_array(folder, f"{name}.documents", np.int64, n + 1)
+        sizes = read_array(folder, f"{name}.bytes", np.int64, n)
+        scored = read_array(folder, f"{name}.scored", np.int64, n) if row["scored"] else None
+        if offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) <= 0).any():
+            message = f"{folder / name}.documents: offsets do not rise from 0 to {len(tokens)}"
+            raise _broken(folder, message)
         splits[name] = Split(tokens, offsets, sizes, scored)
-    return Corpus(
-        train=train,
-        weights=manifest["weights"],
-        splits=splits,
-        tokenizer=read_tokenizer(folder),
-        vocab_size=manifest["vocab_size"],
-        fingerprint=manifest["fingerprint"],
-        manifest=manifest,
-    )
+    if set(weights) != set(train) or not all(weight > 0 for weight in weights.values()):
+        message = f"weights {weights!r} do not fit the domains {', '.join(train)}"
+        raise _broken(folder, f"{folder / 'manifest.json'}: {message}")
+    tokenizer = read_tokenizer(folder)
+    if vocab_size < tokenizer.vocab_size:
+        message = f"vocab_size {vocab_size}, but the tokenizer has {tokenizer.vocab_size} ids"
+        raise _broken(folder, f"{folder / 'manifest.json'}: {message}")
+    return Corpus(train, weights, splits, tokenizer, vocab_size, manifest["fingerprint"], manifest)
+
+
+def _broken(folder: Path, problem: str) -> DataError:
+    return DataError(f"{problem}; delete {folder}, then prepare it again")
 
 # %% ../../nbs/data/02_tokens.ipynb #tokens-from-text
 def from_text(

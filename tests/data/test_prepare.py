@@ -145,7 +145,7 @@ def test_missing_package_is_told_again(cache, letters, monkeypatch, toy, capsys)
 def test_foreign_folder_is_left_alone(toy, letters, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(DataError, match="not a prepared folder"):
+    with pytest.raises(DataError, match=r"not a prepared folder: .*, then prepare it again"):
         prepare(toy, tmp_path / "mine", tokenizer=letters)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
@@ -225,6 +225,18 @@ def test_own_file_from_end_to_end(tmp_path, letters):
         prepare(path, tokenizer=letters, quiet=True)
 
 
+def test_own_path_is_one_request_however_it_is_spelled(tmp_path, letters, monkeypatch):
+    (tmp_path / "my-texts").mkdir()
+    (tmp_path / "my-texts" / "a.txt").write_text("many words " * 500)
+    monkeypatch.chdir(tmp_path)
+    folder = prepare("my-texts", tokenizer=letters, quiet=True)
+    assert folder.name == "my-texts-bytes"
+    for source in ("my-texts/", "./my-texts", tmp_path / "my-texts"):
+        assert prepare(source, tokenizer=letters, quiet=True) == folder
+    monkeypatch.chdir("my-texts")
+    assert prepare(".", tokenizer=letters, quiet=True) == folder
+
+
 def test_one_document_is_all_training(tmp_path, letters):
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"text": "only one document " * 50}))
@@ -274,6 +286,42 @@ def test_wide_vocabulary_is_stored_in_32_bits(toy, tmp_path):
     assert prepared.frequencies()[99_999] > 0
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"splits": None}, "no readable manifest"),
+        ({"splits": {"train/wiki": 3}}, "no readable manifest"),
+        ({"splits": {"val/wiki": {"tokens": None}}}, "no readable manifest"),
+        ({"weights": 1}, "no readable manifest"),
+        ({"weights": {"code": 0.5, "wiki": "half"}}, "no readable manifest"),
+        ({"weights": {"wiki": 1.0}}, "do not fit the domains code, wiki"),
+        ({"weights": {"code": -0.5, "wiki": 1.5}}, "do not fit the domains code, wiki"),
+        ({"vocab_size": "257"}, "no readable manifest"),
+        ({"vocab_size": 257.0}, r"vocab_size 257\.0, dtype 'uint16'"),
+        ({"vocab_size": 256}, "vocab_size 256, but the tokenizer has 257 ids"),
+        ({"dtype": "float64"}, "dtype 'float64'"),
+    ],
+)
+def test_wrong_manifest_is_refused(toy, letters, change, message):
+    folder = prepare(toy, tokenizer=letters, context=32, quiet=True)
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (1, 0), (1, -1), (-1, 10**6)])
+def test_offsets_that_do_not_rise_are_refused(toy, letters, place, value):
+    folder = prepare(toy, tokenizer=letters, context=32, quiet=True)
+    path = folder / "val" / "wiki.documents"
+    offsets = np.fromfile(path, dtype=np.int64)
+    offsets[place] = value
+    offsets.tofile(path)
+    with pytest.raises(DataError, match=rf"wiki\.documents: .*; delete {folder}, then prepare it"):
+        load(folder)
+
+
 @pytest.mark.skipif("LMGEOM_TEST_CORE" not in os.environ, reason="needs the fetched core")
 class TestCore:
     """The real core, which `make test` prepares; it sets LMGEOM_TEST_CORE=1."""
@@ -298,6 +346,7 @@ class TestCore:
         assert sum(core.weights.values()) == pytest.approx(1)
         assert len(core.splits["lambada"]) == 5153
         assert core.manifest["missing"] == []
+        assert core.manifest["request"]["source"] == "minipile-core"
 
     def test_held_out_sets_share_nothing_with_training(self, core):
         report = core.manifest["contamination"]
