@@ -115,7 +115,8 @@ def _judge_rule(rule: Mapping[str, Any], folder: Path) -> Verdict:
     if pair is None:
         return Verdict("not attempted", f"study `{rule['study']}` has no paired runs")
     word = judge_interval(pair.mean, pair.low, pair.high, rule.get("threshold", 0.0))
-    text = f"{pair.mean:+.4f} nats [{pair.low:+.4f}, {pair.high:+.4f}], {pair.n} paired seeds"
+    budget = f"{pair.n} paired seeds of {records[0]['tokens']:,} tokens"
+    text = f"{pair.mean:+.4f} nats [{pair.low:+.4f}, {pair.high:+.4f}], {budget}"
     if rule.get("behind_at_first"):
         tokens, first = paired_curve(records, *names)[0]
         word = judge_crossing(judge_interval(-first.mean, -first.high, -first.low), word)
