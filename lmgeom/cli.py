@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmgeom import __version__
+from lmgeom.book.command import add_commands as add_book_commands
 from lmgeom.errors import CheckpointError, ConfigError, LmgeomError
 
 DATA = "a source, or a folder that `data prepare` wrote (default: %(default)s)"
@@ -47,14 +48,6 @@ def _data_prepare(args: argparse.Namespace) -> None:
     out = Path(args.out) if args.out else None
     options = {"dataset": args.dataset, "streaming": args.streaming, "max_bytes": args.max_bytes}
     print(data.prepare(args.source, out, tokenizer=args.tokenizer, **options))
-
-
-def _corpus(args: argparse.Namespace) -> Any:
-    from lmgeom import data
-
-    if (Path(args.data) / "manifest.json").is_file():
-        return data.load(args.data)
-    return data.corpus(args.data, args.tokenizer)
 
 
 def _config(args: argparse.Namespace) -> Any:
@@ -97,6 +90,7 @@ def _params(args: argparse.Namespace) -> None:
 def _train(args: argparse.Namespace) -> int:
     import torch
 
+    from lmgeom import data
     from lmgeom.lm import LanguageModel, TrainConfig, train
 
     config = _config(args)
@@ -104,7 +98,7 @@ def _train(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     defaults = {"context": config.context, "warmup": min(TrainConfig.warmup, args.steps // 5)}
     settings = TrainConfig(**defaults | given)  # refused before any text is prepared
-    corpus = _corpus(args)
+    corpus = data.corpus(args.data, args.tokenizer)
     if corpus.vocab_size > config.vocab_size:
         raise ConfigError(
             f"vocab_size={config.vocab_size}: the data's tokenizer needs {corpus.vocab_size}"
@@ -118,6 +112,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> None:
+    from lmgeom import data
     from lmgeom.lm import evaluate, load_model
 
     if not Path(args.checkpoint).is_dir():
@@ -126,7 +121,7 @@ def _eval(args: argparse.Namespace) -> None:
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise CheckpointError(f"checkpoint {args.checkpoint!r}: weight {name} is not finite")
-    corpus = _corpus(args)
+    corpus = data.corpus(args.data, args.tokenizer)
     if corpus.vocab_size > model.config.vocab_size:
         raise ConfigError(
             f"the data's tokenizer has {corpus.vocab_size} ids,"
@@ -313,6 +308,8 @@ def parser() -> argparse.ArgumentParser:
     _add_data(commands)
     _add_model(commands)
     _add_study(commands)
+    book = commands.add_parser("book", help="build, serve, picture and check the book")
+    add_book_commands(book.add_subparsers(dest="verb", required=True, metavar="VERB"))
     return top
 
 

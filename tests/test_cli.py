@@ -48,6 +48,11 @@ def test_unknown_names_list_the_known(capsys):
     assert "leviathan-tied" in refuse(capsys, "study", "run", "leviathan")
 
 
+def test_the_book_has_its_verbs_here_too(capsys):
+    assert "known: smoke, book, gpu" in refuse(capsys, "book", "build", "--profile", "smok")
+    assert "unknown gate 'rufff'" in refuse(capsys, "book", "test", "rufff")
+
+
 def test_study_run_needs_one_name(capsys):
     assert "--all" in refuse(capsys, "study", "run")
 

@@ -144,10 +144,12 @@ def corpus(
     """Open a corpus by name, fetched and prepared where it is missing.
 
     Args:
-        name: A source, as `prepare` takes it.
-        tokenizer: A tokenizer, as `prepare` takes it.
+        name: A source, as `prepare` takes it, or a folder that `prepare` wrote.
+        tokenizer: A tokenizer, as `prepare` takes it; a prepared folder has its own.
         quiet: Print no progress.
     """
+    if name not in sources.SOURCES and (Path(name) / "manifest.json").is_file():
+        return load(name)
     return load(prepare(name, tokenizer=tokenizer, quiet=quiet))
 
 

@@ -130,6 +130,12 @@ def test_prepared_once_then_found_again(toy, letters, monkeypatch):
         prepare(toy, tokenizer=letters, max_bytes=5)
 
 
+def test_a_prepared_folder_opens_as_a_corpus(toy, letters, tmp_path, monkeypatch):
+    folder = prepare(toy, tmp_path / "mine", tokenizer=letters, context=32, quiet=True)
+    monkeypatch.setattr(build, "prepare", None)  # not called
+    assert build.corpus(folder).fingerprint == load(folder).fingerprint
+
+
 def test_missing_package_is_told_again(cache, letters, monkeypatch, toy, capsys):
     absent = Package("absent", "1.0", "npm", "absent.tgz", "0" * 64, "none", toy_documents)
     monkeypatch.setenv("PATH", "")
