@@ -19,6 +19,19 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, LmgeomError
 from ..lev import LEV, lev_parameters
+from lmgeom.lev.baselines import (
+    FactoredMLP,
+    FactorizedEmbedding,
+    FlatMLP,
+    PermutedLEV,
+    factored_parameters,
+    factorized_parameters,
+    flat_parameters,
+    match_factored,
+    match_factorized,
+    match_flat,
+    permuted_parameters,
+)
 from ..mixers import MIXERS
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-inputs
@@ -42,13 +55,28 @@ def lookup_table(vocab_size: int, dim: int) -> nn.Embedding:
 
 def lev_flops(vocab_size: int, dim: int, **options) -> int:
     """Count the FLOPs of LEV's projection, spline expansion (all knots) and output for one id."""
+    options.pop("permutation_seed", None)
     part = lev_parameters(vocab_size, dim, **options)
     return 2 * (part["projection"] + part["spline"] + part["output"])
 
 
 INPUTS = {
     "table": Input(lookup_table, lambda vocab_size, dim: vocab_size * dim, lambda *size: 0),
+    "factorized": Input(
+        FactorizedEmbedding, factorized_parameters, lambda vocab_size, dim, rank: 2 * rank * dim
+    ),
+    "flat-mlp": Input(
+        FlatMLP,
+        flat_parameters,
+        lambda vocab_size, dim, code_dim, inner: 2 * inner * (code_dim + dim),
+    ),
+    "factored-mlp": Input(
+        FactoredMLP,
+        factored_parameters,
+        lambda vocab_size, dim, inner, n_digits=3, seed_dim=128: 2 * inner * (seed_dim + dim),
+    ),
     "lev": Input(LEV, lambda *args, **kw: lev_parameters(*args, **kw)["total"], lev_flops),
+    "lev-permuted": Input(PermutedLEV, permuted_parameters, lev_flops),
 }
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-heads
@@ -257,20 +285,45 @@ class Presets(dict[str, Config]):
         raise ConfigError(f"preset={name!r}: known: {', '.join(self)}")
 
 
-def arms(size: str, shape: Config, **lev: int) -> dict[str, Config]:
-    """Give the three models of one shape: tied, untied, and Leviathan with options `lev`."""
-    untied = replace(shape, head="untied")
-    leviathan = replace(untied, input="lev", input_options=lev)
-    return {f"tied-{size}": shape, f"untied-{size}": untied, f"leviathan-{size}": leviathan}
+def arms(size: str, shape: Config, wide: int, **lev: int) -> dict[str, Config]:
+    """Give the models of one shape: each input, matched to a LEV with options `lev`.
+
+    Args:
+        size: Ends the names.
+        shape: The tied model.
+        wide: Rank of the factorized input that is not matched.
+        **lev: Options of LEV.
+
+    Returns:
+        Tied, untied, ALBERT at LEV's parameters and at the wide rank, flat MLP, factored MLP, and
+        Leviathan.
+    """
+    given = shape.vocab_size, shape.dim, lev_parameters(shape.vocab_size, shape.dim, **lev)["total"]
+    codes = {name: value for name, value in lev.items() if name in ("n_digits", "seed_dim")}
+    inputs = {
+        "untied": ("table", {}),
+        "albert": ("factorized", match_factorized(*given)),
+        "albert-wide": ("factorized", {"rank": wide}),
+        "flat": ("flat-mlp", match_flat(*given)),
+        "factored": ("factored-mlp", match_factored(*given, **codes)),
+        "leviathan": ("lev", lev),
+    }
+    return {f"tied-{size}": shape} | {
+        f"{name}-{size}": replace(shape, head="untied", input=kind, input_options=options)
+        for name, (kind, options) in inputs.items()
+    }
 
 
 presets = Presets(
-    arms("1.2b", Config(200_376, 2048, 12, 32, 512, 8192))
-    | arms("400m", Config(200_376, 1024, 12, 16, 512, 4096))
-    | arms("200m", Config(200_376, 640, 12, 10, 512, 2560))
-    | arms("small", Config(16_384, 128, 4, 4, 256, 512), seed_dim=64, rank=32, heads=4)
+    arms("1.2b", Config(200_376, 2048, 12, 32, 512, 8192), wide=128)
+    | arms("400m", Config(200_376, 1024, 12, 16, 512, 4096), wide=128)
+    | arms("200m", Config(200_376, 640, 12, 10, 512, 2560), wide=128)
+    | arms("small", Config(16_384, 128, 4, 4, 256, 512), wide=64, seed_dim=64, rank=32, heads=4)
 )
-presets |= {"leviathan-small-default": replace(presets["leviathan-small"], input_options={})}
+presets |= {
+    "leviathan-small-default": replace(presets["leviathan-small"], input_options={}),
+    "leviathan-small-permuted": replace(presets["leviathan-small"], input="lev-permuted"),
+}
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-budget
 @dataclass(frozen=True)

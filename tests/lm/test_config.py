@@ -155,7 +155,7 @@ def test_a_taper_of_equal_sum_costs_the_same():
         ({"mlp_width": (24, 0)}, r"mlp_width=\(24, 0\): must be positive integers"),
         ({"mlp_width": False}, "mlp_width=False: must be a positive integer, or one for each"),
         ({"mixer": "conv"}, "mixer='conv': known: attention"),
-        ({"input": "hash"}, "input='hash': known: table, lev"),
+        ({"input": "hash"}, "input='hash': known: table, factorized, flat-mlp, factored-mlp, lev, lev-permuted"),
         ({"head": None}, "head=None: known: tied, untied"),
         ({"input": "lev"}, "head='tied': input 'lev' has no table; use 'untied'"),
         ({"input_options": {"rank": 2}}, r"input_options=\['rank'\]: unknown for 'table'; known"),
