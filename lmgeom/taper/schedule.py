@@ -34,22 +34,19 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 # %% ../../nbs/taper/01_schedule.ipynb #sched-sizes
 def _sizes(width: int, ratios: Sequence[float], multiple: int) -> list[int]:
     """Return each ratio times the width; all of them and the width are multiples of `multiple`."""
-    sizes = []
-    for ratio in ratios:
-        good = type(ratio) in (int, float) and math.isfinite(ratio)
-        size = round(ratio * width) if good else 0
-        if size < 1 or not math.isclose(size, ratio * width, rel_tol=1e-9):
-            raise ConfigError(
-                f"ratio {ratio!r} of width {width}: the product must be a positive whole number"
-            )
-        sizes.append(size)
+    numbers = all(type(ratio) in (int, float) and 0 < ratio < math.inf for ratio in ratios)
+    if not numbers or not math.isclose(sum(ratios), len(ratios)):
+        raise ConfigError(f"ratios {ratios!r}: must be positive with the mean 1, to keep the total")
+    sizes = [round(ratio * width) for ratio in ratios]
+    for ratio, size in zip(ratios, sizes, strict=True):
+        if size < 1 or not math.isclose(size, ratio * width):
+            raise ConfigError(f"ratio {ratio!r} of width {width}: must give a whole number")
     common = math.gcd(width, *sizes)
     if common % multiple:
         best = max(n for n in range(1, min(multiple, common) + 1) if common % n == 0)
         wanted = ", ".join(str(size) for size in dict.fromkeys([width, *sizes]))
-        raise ConfigError(
-            f"multiple={multiple}: must divide {wanted}; {best} would, as any divisor of {common}"
-        )
+        right = f"{best} would, as any divisor of {common}"
+        raise ConfigError(f"multiple={multiple}: must divide {wanted}; {right}")
     return sizes
 
 # %% ../../nbs/taper/01_schedule.ipynb #sched-count
@@ -95,8 +92,6 @@ def widths(
     if schedule not in SCHEDULES:
         raise ConfigError(f"schedule={schedule!r}: known: {', '.join(SCHEDULES)}")
     first, last = _sizes(width, (start, end), multiple)
-    if first + last != 2 * width:
-        raise ConfigError(f"start={start}, end={end}: must sum to 2, to keep the mean width")
     high, low = max(first, last), min(first, last)
     half = [high]
     for layer in range(1, n_layers // 2):
@@ -134,7 +129,5 @@ def group_widths(
     groups = len(ratios)
     if not groups or n_layers % groups:
         raise ConfigError(f"n_layers={n_layers}: must be a multiple of the {groups} groups")
-    sizes = _sizes(width, ratios, multiple)
-    if sum(sizes) != groups * width:
-        raise ConfigError(f"ratios={ratios!r}: must have the mean 1, to keep the mean width")
+    sizes = _sizes(width, tuple(ratios), multiple)
     return [size for size in sizes for _ in range(n_layers // groups)]
