@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.style
+import numpy as np
 from IPython import get_ipython
 from IPython.display import HTML, display
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-__all__ = ["COLORS", "CYCLE", "footer", "label", "table", "use"]
+__all__ = ["COLORS", "CYCLE", "footer", "label", "row_cloud", "shift", "table", "use"]
 
 STYLE = Path(__file__).with_name("lmgeom.mplstyle")
 
@@ -79,6 +80,56 @@ def label(
     defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
     settings = {**defaults, **kwargs}
     return ax.annotate(text, (x, y), color=COLORS.get(color, color), **settings)
+
+
+def row_cloud(ax: Axes, rows: Any, pair: tuple[int, int] | None = None) -> None:
+    """Draw the rows of an update of the head as points, and the two farthest apart.
+
+    Args:
+        ax: Axes to draw on; both axes get one scale.
+        rows: The update, shape (V, D) with D at least 2: an array or a tensor. Beyond two
+            dimensions the picture is the cloud's shadow on its two principal axes.
+        pair: Two rows to join, of which the first gets the color of a rise.
+    """
+    points = np.asarray(rows, dtype=float)
+    if points.shape[1] > 2:
+        points = points - points.mean(0)
+        points = points @ np.linalg.svd(points, full_matrices=False)[2][:2].T
+    ax.plot(*points.T, "o", color=COLORS["muted"], ms=4, alpha=0.7)
+    if pair is not None:
+        ax.plot(*points[list(pair)].T, "-", color=COLORS["reference"], lw=1)
+        for i, color in zip(pair, (COLORS["accent"], COLORS["lev"]), strict=True):
+            ax.plot(*points[i], "o", color=color, ms=6)
+    ax.set_aspect("equal", adjustable="datalim")
+
+
+def shift(ax: Axes, log_p: Any, log_q: Any, limit: int = 40) -> tuple[int, int]:
+    """Draw what a step does to the probabilities of one prediction.
+
+    Each token moves from a hollow mark to a full one. The length of the greatest rise plus that
+    of the greatest fall is Hilbert's distance.
+
+    Args:
+        ax: Axes to draw on.
+        log_p: Log-probabilities before, shape (V,).
+        log_q: Log-probabilities after, shape (V,).
+        limit: At most so many tokens are drawn, evenly picked, the two below among them.
+
+    Returns:
+        The token that rises most and the one that falls most.
+    """
+    before, after = (np.asarray(values, dtype=float) for values in (log_p, log_q))
+    up, down = int(np.argmax(after - before)), int(np.argmin(after - before))
+    order = np.argsort(-before)
+    keep = np.linspace(0, len(order) - 1, min(limit, len(order))).round().astype(int)
+    order = [i for place, i in enumerate(order) if place in keep or i in (up, down)]
+    for x, i in enumerate(order):
+        color = {up: COLORS["accent"], down: COLORS["lev"]}.get(i, COLORS["muted"])
+        ax.plot([x, x], [before[i], after[i]], color=color, lw=1.6)
+        ax.plot(x, before[i], "o", color=color, mfc="none", ms=4)
+        ax.plot(x, after[i], "o", color=color, ms=4)
+    ax.set(xlabel="tokens, likeliest first", ylabel="log-probability, nats", xticks=[])
+    return up, down
 
 
 def _cell(value: Any) -> str:

@@ -103,3 +103,26 @@ def test_commit_marks_uncommitted_changes(monkeypatch):
 def test_commit_outside_a_repository(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert figures.commit() == "not in a git repository"
+
+
+def test_row_cloud_joins_the_pair_in_every_dimension():
+    rows = np.random.default_rng(0).normal(size=(6, 5))
+    rows[:, 2:] *= 1e-9  # so that the two principal axes carry every distance
+    for cloud in (rows, rows[:, :2]):
+        ax = Figure().subplots()
+        figures.row_cloud(ax, cloud, (3, 1))
+        line = next(line for line in ax.lines if line.get_linestyle() == "-")
+        length = np.hypot(*np.diff(line.get_xydata(), axis=0)[0])
+        assert abs(length - np.linalg.norm(rows[3] - rows[1])) < 1e-6
+
+
+def test_shift_finds_the_greatest_rise_and_fall_among_many():
+    rng = np.random.default_rng(1)
+    before = rng.normal(size=200)
+    after = before + 0.1 * rng.normal(size=200)
+    after[17], after[5] = before[17] + 2, before[5] - 3
+    ax = Figure().subplots()
+    assert figures.shift(ax, before, after) == (17, 5)
+    moves = [np.ptp(line.get_ydata()) for line in ax.lines if len(line.get_ydata()) == 2]
+    assert sorted(moves)[-2:] == pytest.approx([2, 3])
+    assert len(moves) <= 42
