@@ -14,9 +14,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from .spline import live_knots, live_slopes
 
 # %% ../../nbs/lev/04_product.ipynb #product-factors
-def _live(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
+def _live(t: Tensor, n_knots: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
     """Indices of the three live knots of every coordinate, and their values, both (s, n, 3)."""
-    first, values = live_knots(t, n_knots)
+    first, values = live_knots(t, n_knots, normalize)
     return first[..., None] + torch.arange(3, device=t.device), values
 
 
@@ -117,21 +117,24 @@ def _in_range(x: Tensor) -> bool:
 class SplineProduct(torch.autograd.Function):
     """Product over the seed dimensions of one spline each, recomputed in backward.
 
-    Called as ``SplineProduct.apply(t, delta, chunk)`` with coordinates t (n, h, s), spline
-    coefficients minus one delta (h, s, knots, r), and the number of ids evaluated together; returns
-    (n, h, r). Saves its arguments only. Differentiable once.
+    Called as ``SplineProduct.apply(t, delta, chunk, normalize)`` with coordinates t (n, h, s),
+    spline coefficients minus one delta (h, s, knots, r), the number of ids evaluated together, and
+    whether the basis is divided by its sum (by default yes); returns (n, h, r). Saves its arguments
+    only. Differentiable once.
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, t: Tensor, delta: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, t: Tensor, delta: Tensor, chunk: int, normalize: bool = True
+    ) -> Tensor:
         """Multiply the factors of every head, block by block."""
         ctx.save_for_backward(t, delta)
-        ctx.chunk, ctx.scaled = chunk, set()
+        ctx.chunk, ctx.normalize, ctx.scaled = chunk, normalize, set()
         product = t.new_empty(len(t), len(delta), delta.shape[-1])
         for head, coefficients in enumerate(1 + delta):
             for start in range(0, len(t), chunk):
                 points = t[start : start + chunk, head].T.contiguous()
-                factors = _combine(*_live(points, delta.shape[2]), coefficients)
+                factors = _combine(*_live(points, delta.shape[2], normalize), coefficients)
                 block = factors.prod(0)
                 if not _in_range(block):
                     ctx.scaled.add((head, start))
@@ -141,7 +144,7 @@ class SplineProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Compute the factors again, and from them both gradients."""
         t, delta = ctx.saved_tensors
         n_knots, rank = delta.shape[2:]
@@ -150,7 +153,7 @@ class SplineProduct(torch.autograd.Function):
         for head, coefficients in enumerate(1 + delta):
             for start in range(0, len(t), ctx.chunk):
                 points = t[start : start + ctx.chunk, head].T.contiguous()
-                knots, values = _live(points, n_knots)
+                knots, values = _live(points, n_knots, ctx.normalize)
                 factors = _combine(knots, values, coefficients)
                 above = gradient[start : start + ctx.chunk, head]
                 grad = product_gradient(factors, above, work[:, :, : len(above)])
@@ -158,6 +161,7 @@ class SplineProduct(torch.autograd.Function):
                     grad = scaled_product_gradient(factors, above)
                 dense = points.new_zeros(*points.shape, n_knots).scatter_(-1, knots, values)
                 grad_delta[head].baddbmm_(dense.transpose(1, 2), grad)
-                slopes = _combine(knots, live_slopes(points, n_knots), coefficients)
+                weights = live_slopes(points, n_knots, ctx.normalize)
+                slopes = _combine(knots, weights, coefficients)
                 grad_t[start : start + ctx.chunk, head] = slopes.mul_(grad).sum(-1).T
-        return grad_t, grad_delta, None
+        return grad_t, grad_delta, None, None

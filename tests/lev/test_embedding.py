@@ -4,11 +4,14 @@ import copy
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmgeom.lev import LEV, base, digits, lev_parameters
 from lmgeom.lev.embedding import coordinates, seed
@@ -18,6 +21,7 @@ from lmgeom.lev.product import (
     scaled_product,
     scaled_product_gradient,
 )
+from lmgeom.lm import Config, LanguageModel
 
 SIZES = st.fixed_dictionaries(
     {
@@ -26,6 +30,14 @@ SIZES = st.fixed_dictionaries(
         "n_knots": st.integers(3, 9),
         "rank": st.integers(1, 5),
         "heads": st.integers(1, 3),
+    }
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "learned_spacing": st.booleans(),
+        "sigmoid_slope": st.sampled_from([0.5, 1.0, 2]),
+        "normalize_basis": st.booleans(),
+        "gradient_checkpointing": st.booleans(),
     }
 )
 FACTORS = st.lists(
@@ -37,8 +49,9 @@ def build(vocab_size=300, dim=6, *, spread=0.5, dtype=torch.float64, **sizes):
     """A small layer whose products have both signs."""
     torch.manual_seed(0)
     layer = LEV(vocab_size, dim, **({"seed_dim": 10, "rank": 4, "heads": 3} | sizes)).to(dtype)
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=spread)
+    for name, parameter in layer.named_parameters():
+        middle = layer.spline_delta.shape[2] - 1 if name == "spline_scale" else 0
+        nn.init.normal_(parameter, mean=middle, std=spread * max(1, middle))
     return layer
 
 
@@ -59,7 +72,19 @@ def routes(layer):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("sizes", [{}, {"seed_dim": 37, "rank": 8}, {"heads": 1, "n_digits": 1}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"seed_dim": 37, "rank": 8},
+        {"heads": 1, "n_digits": 1},
+        {"learned_spacing": True},
+        {"sigmoid_slope": 1.0},
+        {"normalize_basis": False},
+        {"gradient_checkpointing": True},
+        {"learned_spacing": True, "sigmoid_slope": 1, "normalize_basis": False},
+    ],
+)
 def test_routes_agree(dtype, tolerance, sizes):
     layer = build(dtype=dtype, **sizes)
     ids = torch.randint(300, (4, 25))
@@ -78,10 +103,10 @@ def test_routes_agree_at_the_default_size(dtype):
     assert_close(expected, found, 1e-12 if dtype == torch.float64 else 1e-5)
 
 
-@given(SIZES, st.integers(1, 200), st.integers(1, 9))
+@given(SIZES, OPTIONS, st.integers(1, 200), st.integers(1, 9))
 @settings(deadline=None, max_examples=30)
-def test_routes_agree_for_any_size(sizes, vocab_size, chunk):
-    layer = build(vocab_size, 3, **sizes)
+def test_routes_agree_for_any_size(sizes, options, vocab_size, chunk):
+    layer = build(vocab_size, 3, **sizes, **options)
     ids = torch.randint(vocab_size, (7,))
     expected = values_and_gradients(layer, layer.direct, ids)
     found = values_and_gradients(layer, lambda i: layer(i, chunk=chunk), ids)
@@ -99,8 +124,63 @@ def test_table_under_no_grad_is_the_same_table():
     assert torch.allclose(plain, layer(torch.arange(5000)), rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_pass_gradcheck():
-    layer = build(20, 2, seed_dim=4, n_knots=4, rank=2, heads=2, n_digits=2)
+def in_numpy(layer, i, scale, slope, normalize):
+    """One embedding from the definitions: knots of head and coordinate are 1 / scale apart."""
+    values = {name: p.detach().numpy() for name, p in layer.named_parameters()}
+    books, result = values["codebooks"], 0
+    z = sum(books[q, d] for q, d in enumerate(np.unravel_index(i, books.shape[1:2] * len(books))))
+    heads, _, n_knots, _ = values["spline_delta"].shape
+    for head in range(heads):
+        u = values["projection"][head] @ z
+        u = (u - u.mean()) / np.sqrt(u.var() + 1e-5)
+        t = 1 / (1 + np.exp(-slope * (u * values["norm_gain"][head] + values["norm_bias"][head])))
+        knots = 0.5 + (np.arange(n_knots) - (n_knots - 1) / 2) / scale[head, :, None]
+        t = np.clip(t, knots.min(1), knots.max(1))  # beyond the last knot a curve stays level
+        x = np.abs((t[:, None] - knots) * scale[head, :, None])
+        bump = np.where(x < 0.5, 0.75 - x**2, np.clip(1.5 - x, 0, None) ** 2 / 2)
+        if normalize:
+            bump = bump / bump.sum(1, keepdims=True)
+        factors = np.einsum("jg,jgm->jm", bump, 1 + values["spline_delta"][head])
+        result = result + factors.prod(0) @ values["output"][head]
+    return result
+
+
+@given(SIZES, OPTIONS, st.integers(1, 200))
+@settings(deadline=None, max_examples=30)
+def test_options_mean_what_they_say(sizes, options, vocab_size):
+    layer = build(vocab_size, 3, **sizes, **options)
+    scale = layer.spline_scale
+    if scale is None:
+        scale = torch.full(layer.norm_gain.shape, sizes["n_knots"] - 1.0)
+    how = options["sigmoid_slope"], options["normalize_basis"]
+    rows = [in_numpy(layer, i, scale.detach().double().numpy(), *how) for i in range(vocab_size)]
+    found, expected = layer.table().detach().numpy(), np.stack(rows)
+    assert np.abs(found - expected).max() <= 1e-10 * np.abs(expected).max()
+
+
+def test_a_fresh_spacing_is_the_fixed_one():
+    torch.manual_seed(0)
+    fixed = LEV(300, 6, seed_dim=10, rank=4, heads=3).double()
+    torch.manual_seed(0)
+    learned = LEV(300, 6, seed_dim=10, rank=4, heads=3, learned_spacing=True).double()
+    assert torch.equal(learned.spline_scale, torch.full_like(learned.spline_scale, 15))
+    assert torch.allclose(learned.table(), fixed.table(), rtol=1e-12, atol=0)
+    learned.table().square().sum().backward()
+    assert (learned.spline_scale.grad != 0).all()
+
+
+def test_coordinates_beyond_the_last_knot_stay_on_level_curves():
+    layer = build(learned_spacing=True)
+    with torch.no_grad():
+        layer.spline_scale.fill_(1e6)
+    layer.table().square().sum().backward()
+    assert layer.codebooks.grad.abs().max() == 0
+    assert layer.spline_delta.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"learned_spacing": True, "normalize_basis": False}])
+def test_gradients_pass_gradcheck(options):
+    layer = build(20, 2, seed_dim=4, n_knots=4, rank=2, heads=2, n_digits=2, **options)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     ids = torch.tensor([3, 3, 17])
 
@@ -206,17 +286,18 @@ def test_parameter_count():
     assert sum(parameter.numel() for parameter in layer.parameters()) == 2_252_928
 
 
-@given(SIZES, st.integers(1, 10**6), st.integers(1, 300))
+@given(SIZES, OPTIONS, st.integers(1, 10**6), st.integers(1, 300))
 @settings(deadline=None)
-def test_parameters_follow_the_formula(sizes, vocab_size, dim):
+def test_parameters_follow_the_formula(sizes, options, vocab_size, dim):
     with torch.device("meta"):
-        layer = LEV(vocab_size, dim, **sizes)
-    parts = lev_parameters(vocab_size, dim, **sizes)
+        layer = LEV(vocab_size, dim, **sizes, **options)
+    parts = lev_parameters(vocab_size, dim, **sizes, **options)
     assert parts["total"] == sum(parameter.numel() for parameter in layer.parameters())
     assert parts["codebooks"] == layer.codebooks.numel()
     assert parts["projection"] == layer.projection.numel()
     assert parts["norm"] == layer.norm_gain.numel() + layer.norm_bias.numel()
     assert parts["spline"] == layer.spline_delta.numel()
+    assert parts["spacing"] == (layer.norm_gain.numel() if options["learned_spacing"] else 0)
     assert parts["output"] == layer.output.numel()
 
 
@@ -339,6 +420,12 @@ def test_chunk_must_be_positive(chunk):
         ({"seed_dim": True}, TypeError, "seed_dim must be an integer, got True"),
         ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
         ({"n_digits": 0}, ValueError, "n_digits must be at least 1, got 0"),
+        ({"learned_spacing": 1}, TypeError, "learned_spacing must be True or False, got 1"),
+        ({"normalize_basis": "no"}, TypeError, "normalize_basis must be True or False, got 'no'"),
+        ({"gradient_checkpointing": 0}, TypeError, "gradient_checkpointing must be True or False"),
+        ({"sigmoid_slope": 0}, ValueError, "sigmoid_slope must be positive and finite, got 0"),
+        ({"sigmoid_slope": math.inf}, ValueError, "sigmoid_slope must be positive and finite"),
+        ({"sigmoid_slope": "1"}, TypeError, "sigmoid_slope must be a number, got '1'"),
     ],
 )
 def test_impossible_sizes_are_named(sizes, error, message):
@@ -378,5 +465,80 @@ def test_compiled_models_may_hold_it():
     compiled(ids).sum().backward()
 
 
-def test_repr_names_the_sizes():
-    assert "seed_dim=10, n_knots=16, rank=4, heads=3" in repr(build())
+def test_repr_names_the_sizes_and_options():
+    text = repr(build(learned_spacing=True, sigmoid_slope=1))
+    assert "seed_dim=10, n_knots=16, rank=4, heads=3" in text
+    assert "learned_spacing=True, sigmoid_slope=1, normalize_basis=True" in text
+
+
+def test_checkpointing_keeps_little():
+    """Bytes that autograd saves do not grow with the distinct ids, but for the rows' own."""
+    saved = {}
+    for option in (False, True):
+        layer, kept = build(2000, gradient_checkpointing=option), {}
+        with saved_tensors_hooks(lambda x, k=kept: k.update({x.data_ptr(): x.nbytes}) or x, id):
+            out = layer(torch.arange(2000))
+        del out
+        saved[option] = sum(kept.values())
+    assert saved[True] < saved[False] / 20
+
+
+def test_checkpointing_in_several_blocks(monkeypatch):
+    monkeypatch.setattr("lmgeom.lev.embedding.BLOCK", 7)
+    layer = build(gradient_checkpointing=True)
+    ids = torch.randint(300, (4, 25))
+    expected = values_and_gradients(layer, layer.direct, ids)
+    assert_close(expected, values_and_gradients(layer, layer, ids), 1e-12)
+    assert layer(torch.empty(0, dtype=torch.int64)).shape == (0, 6)
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that run, views and allocations included."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_frozen_layer_is_one_lookup(dtype):
+    layer = build(dtype=torch.float32).to(dtype)
+    table, ids = layer.freeze(), torch.randint(300, (4, 25))
+    with torch.no_grad():
+        expected = layer(ids)
+    with Operations() as operations:
+        found = table(ids)
+    assert operations.names == ["aten.embedding.default"]
+    assert torch.allclose(found, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert [(name, p.shape) for name, p in table.named_parameters()] == [("weight", (300, 6))]
+    assert found.dtype == table.weight.dtype == dtype
+    assert not table.weight.requires_grad
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_a_frozen_layer_keeps_its_rows_while_the_layer_trains_on():
+    layer = build()
+    table = layer.freeze()
+    before = table.weight.clone()
+    with torch.no_grad():
+        layer.output += 1
+    assert torch.equal(table.weight, before)
+    assert not torch.allclose(layer.freeze().weight, before)
+
+
+def test_a_frozen_language_model_gives_the_same_logits():
+    options = {"seed_dim": 8, "rank": 4, "heads": 2, "learned_spacing": True}
+    shape = Config(100, 16, 2, 2, 12, 24, input="lev", input_options=options, head="untied")
+    torch.manual_seed(0)
+    model, ids = LanguageModel(Config.from_json(shape.to_json())), torch.randint(100, (2, 12))
+    before, trained = model(ids), {name for name, _ in model.named_parameters()}
+    model.input = model.input.freeze()
+    assert torch.allclose(model(ids), before, atol=1e-6)
+    assert "input.spline_scale" in trained
+    assert [name for name, _ in model.named_parameters() if name.startswith("input")] == [
+        "input.weight"
+    ]
