@@ -230,16 +230,27 @@ class Corpus:
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     @cached_property
-    def _counts(self) -> np.ndarray:
-        counts = np.zeros(self.vocab_size, dtype=np.int64)
-        for tokens in self.train.values():
+    def _counts(self) -> dict[str, np.ndarray]:
+        counts = {name: np.zeros(self.vocab_size, dtype=np.int64) for name in self.train}
+        for name, tokens in self.train.items():
             for start in range(0, len(tokens), 1 << 24):
-                counts += np.bincount(tokens[start : start + (1 << 24)], minlength=self.vocab_size)
+                part = tokens[start : start + (1 << 24)]
+                counts[name] += np.bincount(part, minlength=self.vocab_size)
         return counts
 
     def frequencies(self) -> np.ndarray:
-        """Count each token in the training text, shape (vocab_size,), int64; counted once."""
-        return self._counts
+        """Count each token in the training text, shape (vocab_size,), int64."""
+        return sum(self._counts.values())
+
+    def shares(self) -> np.ndarray:
+        """Return the share of each token in what a model reads, shape (vocab_size,), float64.
+
+        A window comes from a domain by weight, not by size, so these are the shares in each
+        domain, averaged with the domains' weights. They sum to 1; an id that the training text
+        lacks has 0.
+        """
+        domains = self._counts.items()
+        return sum(self.weights[name] * counts / counts.sum() for name, counts in domains)
 
 # %% ../../nbs/data/02_tokens.ipynb #tokens-load
 def read_array(folder: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:

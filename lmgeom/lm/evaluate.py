@@ -71,9 +71,19 @@ class Losses(NamedTuple):
     documents: np.ndarray
 
 
-def _plan(split, context: int, overlap: int, max_tokens: int | None) -> list[tuple]:
-    """List the windows (document, start, stop, score) of the chosen documents, in text order."""
+def _lengths(split, document_tokens: int | None) -> np.ndarray:
+    """Count the tokens that are read of each document; one scored in part is read whole."""
     lengths = np.diff(split.documents)
+    if document_tokens is None or split.score_from is not None:
+        return lengths
+    return np.minimum(lengths, document_tokens)
+
+
+def _plan(
+    split, context: int, overlap: int, max_tokens: int | None, document_tokens: int | None
+) -> list[tuple]:
+    """List the windows (document, start, stop, score) of the chosen documents, in text order."""
+    lengths = _lengths(split, document_tokens)
     firsts = np.ones_like(lengths) if split.score_from is None else split.score_from
     return [
         (int(i), *cut)
@@ -111,6 +121,7 @@ def losses(
     *,
     batch_size: int = 32,
     max_tokens: int | None = None,
+    document_tokens: int | None = None,
     overlap: int | None = None,
     chunk: int = 4096,
 ) -> Losses:
@@ -120,7 +131,9 @@ def losses(
         model: Has `hidden(ids)`, `head` and `config.context`.
         split: Has `tokens`, `documents`, `score_from`.
         batch_size: Windows read at a time; those of equal length go together.
-        max_tokens: Read whole documents of at most this many tokens; None for all.
+        max_tokens: Read documents of at most this many tokens in all; None for every document.
+        document_tokens: Read the first so many tokens of each document, the end-of-text token
+            included, 2 or more; None for all. A document that is scored in part is read whole.
         overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
         chunk: Tokens whose logits exist at a time.
@@ -134,7 +147,9 @@ def losses(
     context = model.config.context
     overlap = max(1, context // 2) if overlap is None else overlap
     require("overlap", overlap, 1 <= overlap <= context, f"must be from 1 to {context}")
-    plan = _plan(split, context, overlap, max_tokens)
+    least = document_tokens is None or document_tokens >= 2
+    require("document_tokens", document_tokens, least, "must be 2 or more")
+    plan = _plan(split, context, overlap, max_tokens, document_tokens)
     if not plan:
         raise DataError("no token can be scored: each document needs two tokens")
     sizes = np.array([stop - score for _, _, stop, score in plan])
@@ -178,7 +193,8 @@ class Evaluation:
     Attributes:
         nats: Mean loss in nats a token.
         stderr: Its standard error by document, None for a single document.
-        bits_per_byte: Summed loss in bits, divided by the UTF-8 bytes of the scored text.
+        bits_per_byte: Summed loss in bits, divided by the UTF-8 bytes of the scored text; None
+            where a document was cut.
         tokens: Tokens scored.
         documents: Documents scored.
         document_nats: Mean over documents of the summed loss; on LAMBADA, of a last word.
@@ -187,7 +203,7 @@ class Evaluation:
 
     nats: float
     stderr: float | None
-    bits_per_byte: float
+    bits_per_byte: float | None
     tokens: int
     documents: int
     document_nats: float
@@ -204,23 +220,26 @@ class Evaluation:
         return math.exp(self.document_nats)
 
 
-def summarize(found: Losses, n_bytes: np.ndarray) -> Evaluation:
+def summarize(found: Losses, n_bytes: np.ndarray | None = None) -> Evaluation:
     """Turn token losses into an `Evaluation`, adding in float64.
 
     Args:
         found: The losses of a split.
-        n_bytes: UTF-8 bytes of the scored text of each of the split's documents.
+        n_bytes: UTF-8 bytes of the scored text of each of the split's documents; None where they
+            are not known, which leaves out the bits a byte.
     """
-    sizes = np.bincount(found.documents, minlength=len(n_bytes))
-    totals = np.bincount(found.documents, found.nats.astype(np.float64), len(n_bytes))
-    scored = sizes > 0
-    totals, sizes, n_bytes = totals[scored], sizes[scored], n_bytes[scored]
+    scored, index = np.unique(found.documents, return_inverse=True)
+    sizes = np.bincount(index)
+    totals = np.bincount(index, found.nats.astype(np.float64))
+    bits = None
+    if n_bytes is not None:
+        bits = bits_per_byte(float(totals.sum()), int(n_bytes[scored].sum()))
     nats, stderr = ratio(totals, sizes)
     document_nats, document_stderr = ratio(totals, np.ones_like(totals))
     return Evaluation(
         nats=nats,
         stderr=stderr,
-        bits_per_byte=bits_per_byte(float(totals.sum()), int(n_bytes.sum())),
+        bits_per_byte=bits,
         tokens=int(sizes.sum()),
         documents=len(totals),
         document_nats=document_nats,
@@ -234,6 +253,7 @@ def evaluate(
     *,
     batch_size: int = 32,
     max_tokens: int | None = None,
+    document_tokens: int | None = None,
     overlap: int | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate a model on held-out text, each document on its own.
@@ -242,7 +262,9 @@ def evaluate(
         model: Has `hidden(ids)`, `head` and `config.context`.
         splits: Splits by name; a single one is named "split".
         batch_size: Windows read at a time.
-        max_tokens: Read whole documents of at most this many tokens in each split; None for all.
+        max_tokens: Read documents of at most this many tokens in each split; None for all.
+        document_tokens: Read the first so many tokens of each document, the end-of-text token
+            included, 2 or more; None for all. A document that is scored in part is read whole.
         overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
 
@@ -251,7 +273,10 @@ def evaluate(
     """
     named = splits if isinstance(splits, Mapping) else {"split": splits}
     options = {"batch_size": batch_size, "max_tokens": max_tokens, "overlap": overlap}
-    return {
-        name: summarize(losses(model, split, **options), np.asarray(split.bytes))
-        for name, split in named.items()
-    }
+    reports = {}
+    for name, split in named.items():
+        found = losses(model, split, document_tokens=document_tokens, **options)
+        cut = _lengths(split, document_tokens) < np.diff(split.documents)
+        whole = not cut[found.documents].any()
+        reports[name] = summarize(found, np.asarray(split.bytes) if whole else None)
+    return reports

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -73,8 +74,17 @@ FIELDS = (
 def _validate(entry: Mapping[str, Any], name: str) -> None:
     if missing := [field for field in FIELDS if field not in entry]:
         raise RecordError(f"record {name} lacks {', '.join(missing)}")
+    if not isinstance(entry["losses"], dict) or "val" not in entry["losses"]:
+        raise RecordError(f"record {name} has no validation loss")
     if bad := [k for k, v in entry["losses"].items() if not math.isfinite(v)]:
         raise RecordError(f"record {name} has a loss that is not finite: {bad[0]}")
+
+
+def _as_text(entry: Mapping[str, Any]) -> str:
+    """Return indented JSON with each list of numbers on one line."""
+    text = json.dumps(entry, indent=1, sort_keys=True, allow_nan=False)
+    numbers = r"\[\n([\d\s.,eE+-]+)\]"
+    return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def record_name(entry: Mapping[str, Any]) -> str:
@@ -103,7 +113,7 @@ def record(entry: Mapping[str, Any], folder: Path | None = None) -> Path:
         if load_record(path)["losses"] == entry["losses"]:
             return path
         raise RecordError(f"record {name} exists already, with other losses; it is kept")
-    text = json.dumps(entry, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    text = _as_text(entry)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """Splits, windows, batches, 13-grams, corpora in memory."""
 
+import dataclasses
 import hashlib
 
 import numpy as np
@@ -105,7 +106,21 @@ def test_frequencies_count_the_training_tokens_once():
     assert counts.shape == (50,)
     assert counts.dtype == np.int64
     assert counts.sum() == sum(map(len, corpus.train.values()))
-    assert corpus.frequencies() is counts
+    assert corpus._counts is corpus._counts
+
+
+def test_shares_are_those_of_what_training_reads():
+    """Domain by weight, not by size: the batches themselves are the other route."""
+    corpus = dataclasses.replace(synthetic(vocab_size=50), weights={"a": 0.9, "b": 0.1})
+    corpus.train["a"][:] = np.where(corpus.train["a"] == 7, 8, corpus.train["a"])
+    shares = corpus.shares()
+    assert shares.sum() == pytest.approx(1)
+    assert shares[7] == pytest.approx(0.1 * np.mean(corpus.train["b"] == 7))
+    read = np.zeros(50)
+    for step in range(200):
+        read += np.bincount(corpus.batch(0, step, 64, 16)[0].ravel(), minlength=50)
+    assert np.abs(read / read.sum() - shares).max() < 0.004
+    assert np.abs(corpus.frequencies() / corpus.frequencies().sum() - shares).max() > 0.004
 
 
 def test_synthetic_is_determined_by_its_arguments():

@@ -150,6 +150,40 @@ def test_max_tokens_reads_whole_documents(model):
     np.testing.assert_allclose(whole.nats[kept], part.nats, rtol=1e-5, atol=1e-6)
 
 
+def test_a_long_document_is_cut_and_last_words_are_not(model):
+    split, last = DATA.splits["val/a"], DATA.splits["lambada"]
+    whole, part = losses(model, split), losses(model, split, document_tokens=12)
+    place = np.concatenate([np.arange(1, n) for n in np.diff(split.documents)])
+    np.testing.assert_array_equal(part.targets, whole.targets[place < 12])
+    np.testing.assert_array_equal(part.documents, whole.documents[place < 12])
+    np.testing.assert_allclose(part.nats, whole.nats[place < 12], rtol=1e-5, atol=1e-6)
+    assert losses(model, last, document_tokens=2).nats.tolist() == losses(model, last).nats.tolist()
+
+
+def test_a_cut_makes_a_budget_cover_more_documents(model):
+    split = DATA.splits["val/a"]
+    few, many = (losses(model, split, max_tokens=100, document_tokens=n) for n in (None, 10))
+    assert len(np.unique(many.documents)) == len(split) == 4
+    assert len(np.unique(few.documents)) < 4
+    assert len(many.nats) == 4 * 9
+
+
+def test_bits_a_byte_are_for_documents_read_whole(model):
+    splits = {name: DATA.splits[name] for name in ("val/a", "lambada")}
+    longest = int(np.diff(splits["val/a"].documents).max())
+    whole = evaluate(model, splits)
+    assert evaluate(model, splits, document_tokens=longest) == whole
+    cut = evaluate(model, splits, document_tokens=longest - 1)
+    assert cut["val/a"].bits_per_byte is None
+    assert cut["lambada"] == whole["lambada"]
+
+
+@pytest.mark.parametrize("tokens", [1, 0, -3])
+def test_a_cut_leaves_a_token_to_score(model, tokens):
+    with pytest.raises(ConfigError, match=f"document_tokens={tokens}: must be 2 or more"):
+        losses(model, DATA.splits["val/a"], document_tokens=tokens)
+
+
 def test_ratio_equals_the_bootstrap():
     rng = np.random.default_rng(0)
     sizes = rng.integers(20, 400, 300)

@@ -38,6 +38,22 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path, value):
     assert not list(tmp_path.rglob("*.*"))
 
 
+@pytest.mark.parametrize("losses", [{}, None, [4.0], {"wiki_ood": 4.0}])
+def test_a_record_without_validation_loss_is_refused(tmp_path, losses):
+    with pytest.raises(RecordError, match="no validation loss"):
+        record(entry(losses=losses), tmp_path)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_numbers_of_a_list_stand_on_one_line(tmp_path):
+    strata = {"counts": [[1, 2], [3, 4]], "nats": [[-1.5, 2e-07]], "words": ["[\n1,\n2]"], "no": []}
+    path = record(entry(strata=strata), tmp_path)
+    assert load_record(path)["strata"] == strata
+    text = path.read_text()
+    assert "[1, 2],\n" in text
+    assert "[-1.5, 2e-07]\n" in text
+
+
 def test_a_missing_field_is_named(tmp_path):
     broken = entry()
     del broken["commit"]

@@ -5,13 +5,17 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from lmgeom import data
 from lmgeom.errors import ConfigError, RecordError
+from lmgeom.lm.model import LanguageModel
 from lmgeom.study.records import load_records, only_writer
-from lmgeom.study.run import execute, load_study, run_study, status, studies
+from lmgeom.study.run import execute, geometry, load_study, run_study, status, studies
+from lmgeom.study.statistics import stratum
 
 PLAN = {
     "name": "tiny",
@@ -80,6 +84,9 @@ def test_changes_make_another_study_of_it(book):
         ({"seeds": [0, 0]}, "must be different integers"),
         ({"evaluation": None}, "evaluation=None must be a dict"),
         ({"evaluation": {"every": 1, "tokens": 2}}, "lacks final_tokens"),
+        ({"evaluation": PLAN["evaluation"] | {"document_tokens": 1}}, "document_tokens 2"),
+        ({"evaluation": PLAN["evaluation"] | {"strata": 1}}, "strata=1 must be a bool"),
+        ({"arms": {"a": {"data": {"source": "x"}}}}, "data lacks tokenizer"),
         ({"data": {"source": "x"}}, "data lacks tokenizer"),
         ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a str"),
     ],
@@ -126,6 +133,53 @@ def test_the_validation_loss_is_the_weighted_mean(book):
     assert losses["val"] == pytest.approx(mean, abs=2e-6)
 
 
+def test_an_arm_may_read_its_own_data(book):
+    own = {"source": "synthetic", "tokenizer": "own"}
+    write(book, arms={"a": {}, "b": {"data": own}}, seeds=[0])
+    a, b = load_study("tiny").runs
+    assert (a.data, b.data) == (PLAN["data"], own)
+    other = {"source": "mine", "tokenizer": "x"}
+    assert {run.data["source"] for run in load_study("tiny", data=other).runs} == {"mine"}
+
+
+def test_a_cut_reads_the_beginning_of_every_document(book):
+    write(book, evaluation=PLAN["evaluation"] | {"document_tokens": 9, "strata": True})
+    splits = execute(load_study("tiny").runs[0], quiet=True)["strata"]["splits"]
+    corpus = data.corpus("", "")
+    assert set(splits) == {"val/a", "val/b"}
+    for name, sums in splits.items():
+        assert np.sum(sums["counts"]) == 8 * min(len(corpus.splits[name]), 400 // 9)
+
+
+def test_strata_add_up_to_the_losses(book):
+    write(book, evaluation=PLAN["evaluation"] | {"strata": True})
+    run = load_study("tiny").runs[0]
+    entry = execute(run, quiet=True)
+    found, corpus = entry["strata"], data.corpus("", "")
+    assert load_records("tiny") == [entry]
+    assert sum(found["entries"]) == corpus.vocab_size
+    assert found["weights"] == {"val/a": 0.5, "val/b": 0.5}
+    for name, sums in found["splits"].items():
+        counts, nats = np.array(sums["counts"]), np.array(sums["nats"])
+        assert counts.shape == nats.shape == (min(32, len(counts)), 7)
+        assert nats.sum() / counts.sum() == pytest.approx(entry["losses"][name], abs=1e-4)
+        rarest = np.flatnonzero(counts.sum(0))[0]
+        assert stratum(corpus.shares()).min() <= rarest
+    assert run.path().stat().st_size < 40_000
+
+
+def test_the_geometry_of_the_table_is_recorded_before_and_after(book):
+    options = {"seed_dim": 4, "n_knots": 4, "rank": 4, "heads": 2}
+    lev = {"model": {"input": "lev", "head": "untied", "input_options": options}}
+    write(book, arms={"tied": {}, "lev": lev}, seeds=[0])
+    for run in load_study("tiny").runs:
+        found = execute(run, quiet=True)["geometry"]
+        torch.manual_seed(0)
+        assert found["initial"] == geometry(LanguageModel(run.model))
+        assert found["initial"]["rows"] == found["final"]["rows"] == 64
+        assert found["initial"] != found["final"]
+
+
 def test_the_seed_changes_the_result_and_nothing_else_does(book):
     write(book)
     runs = load_study("tiny").runs
@@ -164,7 +218,7 @@ execute(load_study("tiny").runs[0])
 
 def test_a_killed_run_resumes_to_the_same_record(book):
     train = PLAN["train"] | {"steps": 200, "checkpoint_every": 20}
-    write(book, train=train, evaluation=PLAN["evaluation"] | {"every": 100})
+    write(book, train=train, evaluation=PLAN["evaluation"] | {"every": 100, "strata": True})
     run = load_study("tiny").runs[0]
     whole = execute(run, book / "whole", quiet=True)
     process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.DEVNULL)
@@ -176,7 +230,7 @@ def test_a_killed_run_resumes_to_the_same_record(book):
     process.wait()
     assert not run.path().exists()
     resumed = execute(run, quiet=True)
-    for key in ("losses", "curve", "tokens", "id"):
+    for key in ("losses", "strata", "geometry", "curve", "tokens", "id"):
         assert json.dumps(resumed[key]) == json.dumps(whole[key])
 
 

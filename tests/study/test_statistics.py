@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from lmgeom.errors import RecordError
 from lmgeom.study import paired, paired_arms, paired_curve, ratios, tokens_to_match
+from lmgeom.study.statistics import BLOCKS, EDGES, paired_strata, stratify, stratum
 
 losses = st.lists(st.floats(1, 10), min_size=2, max_size=6)
 
@@ -65,3 +67,138 @@ def test_tokens_to_match():
     assert tokens_to_match(curve, 3.5) == pytest.approx(10**2.5)
     assert tokens_to_match(curve, 6.0) == 10
     assert tokens_to_match(curve, 2.0) is None
+
+
+WEIGHTS = {"val/a": 0.7, "val/b": 0.3}
+
+
+def text(rng, n_documents, low=5, high=40):
+    """Strata and documents of one split's targets: one row a token."""
+    sizes = rng.integers(low, high, n_documents)
+    documents = np.repeat(np.arange(n_documents), sizes)
+    return rng.choice(7, len(documents), p=[0, 0, 0.1, 0.2, 0.2, 0.2, 0.3]), documents
+
+
+def strata_run(arm, seed, splits):
+    """A record of the losses {split: (strata, nats, documents)}."""
+    sums = {name: stratify(*parts) for name, parts in splits.items()}
+    return {"arm": arm, "seed": seed, "strata": {"weights": WEIGHTS, "splits": sums}}
+
+
+def test_strata_have_fixed_edges():
+    shares = np.array([0, 9e-8, 1e-7, 5e-6, 1e-5, 1e-4, 2e-3, 1e-2, 0.5])
+    assert EDGES == (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+    assert stratum(shares).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6]
+
+
+def test_blocks_are_dealt_like_cards():
+    documents = np.repeat(np.arange(3, 3 + 2 * BLOCKS + 5), 2)
+    sums = stratify(np.zeros(len(documents), int), documents.astype(np.float32), documents)
+    assert [row[0] for row in sums["counts"]] == [6] * 5 + [4] * (BLOCKS - 5)
+    assert sums["nats"][0][0] == 2 * (3 + 3 + BLOCKS + 3 + 2 * BLOCKS)
+    assert np.array(sums["counts"]).shape == np.array(sums["nats"]).shape == (BLOCKS, 7)
+
+
+def test_stratum_means_equal_a_loop_over_tokens():
+    rng = np.random.default_rng(1)
+    texts = {"val/a": text(rng, 50), "val/b": text(rng, 4)}
+    records, sums, shares = [], np.zeros(7), np.zeros(7)
+    for seed in range(3):
+        for arm in ("x", "y"):
+            splits = {}
+            for name, (strata, documents) in texts.items():
+                nats = rng.gamma(4, 1, len(strata)).astype(np.float32)
+                splits[name] = strata, nats, documents
+                for s, loss in zip(strata, nats, strict=True):
+                    sign = 1 if arm == "x" else -1
+                    sums[s] += sign * WEIGHTS[name] * loss / len(strata) / 3
+                    shares[s] += WEIGHTS[name] / len(strata) / 6
+            records.append(strata_run(arm, seed, splits))
+    found = paired_strata(records, "x", "y")
+    for s in range(2, 7):
+        assert found.interval([s]).mean == pytest.approx(sums[s] / shares[s], abs=1e-4)
+    group = [4, 5, 6]
+    expected = sums[group].sum() / shares[group].sum()
+    assert found.interval(group).mean == pytest.approx(expected, abs=1e-4)
+    contrast = found.interval([2], less=group)
+    assert contrast.mean == found.interval([2]).mean - found.interval(group).mean
+    assert contrast.low < contrast.mean < contrast.high
+    assert (
+        found.targets.tolist()
+        == np.bincount(np.concatenate([part[0] for part in texts.values()]), minlength=7).tolist()
+    )
+    assert np.isnan(found.means([0])).all()
+    one = paired_strata(records, "x", "y", "val/a")
+    assert one.targets.sum() == len(texts["val/a"][0])
+
+
+def made(rng, n_documents, seed_effect, document_effect, n_seeds=3):
+    """Records of two arms whose difference is a seed effect plus a document effect."""
+    texts = {name: text(rng, n, 20, 21) for name, n in zip(WEIGHTS, n_documents, strict=True)}
+    effects = {
+        name: document_effect * rng.standard_normal(n_documents[i]) for i, name in enumerate(texts)
+    }
+    records = []
+    for seed in range(n_seeds):
+        shift = seed_effect * rng.standard_normal()
+        for arm in ("x", "y"):
+            splits = {}
+            for name, (strata, documents) in texts.items():
+                nats = np.full(len(strata), 3.0) + (arm == "x") * (shift + effects[name][documents])
+                splits[name] = strata, nats, documents
+            records.append(strata_run(arm, seed, splits))
+    return records
+
+
+def test_without_documents_the_interval_is_students():
+    records = made(np.random.default_rng(2), (30, 5), 0.1, 0.0)
+    found = paired_strata(records, "x", "y", replicates=20_000).interval(range(7))
+    shifts = [
+        np.sum(x["strata"]["splits"]["val/a"]["nats"])
+        - np.sum(y["strata"]["splits"]["val/a"]["nats"])
+        for x, y in zip(records[::2], records[1::2], strict=True)
+    ]
+    expected = paired(np.array(shifts) / 600, np.zeros(3))
+    assert found.mean == pytest.approx(expected.mean, abs=1e-4)
+    assert (found.high - found.low) / (expected.high - expected.low) == pytest.approx(1, abs=0.05)
+
+
+def test_without_seeds_the_spread_is_the_standard_error_of_documents():
+    """Four blocks of equal size: drawing m - 1 of them gives s / sqrt(m), drawing m would not."""
+    records = made(np.random.default_rng(3), (4, 6), 0.0, 0.5)
+    values = paired_strata(records, "x", "y", replicates=40_000).means(range(7))
+    error = 0.0
+    for name, weight in WEIGHTS.items():
+        blocks = [np.sum(r["strata"]["splits"][name]["nats"], axis=1) / 20 for r in records[:2]]
+        difference = blocks[0] - blocks[1]
+        error += (weight * difference.std(ddof=1)) ** 2 / len(difference)
+    assert values[1:].std() == pytest.approx(np.sqrt(error), rel=0.03)
+
+
+@pytest.mark.parametrize(("seed_effect", "document_effect"), [(0.1, 0.0), (0.03, 0.3), (0.0, 0.3)])
+def test_the_interval_covers(seed_effect, document_effect):
+    rng, hits = np.random.default_rng(4), 0
+    for _ in range(300):
+        records = made(rng, (40, 12), seed_effect, document_effect)
+        found = paired_strata(records, "x", "y", replicates=400).interval([5, 6])
+        hits += found.low <= 0 <= found.high
+    assert 0.91 < hits / 300 < 0.99
+
+
+def test_an_interval_is_the_same_at_every_call():
+    records = made(np.random.default_rng(5), (9, 4), 0.1, 0.1)
+    first, again = (paired_strata(records, "x", "y").interval([5]) for _ in range(2))
+    assert first == again
+
+
+def test_strata_refuse_what_cannot_be_compared():
+    records = made(np.random.default_rng(6), (9, 4), 0.1, 0.1)
+    assert paired_strata(records[:2], "x", "y") is None
+    assert paired_strata(records, "x", "z") is None
+    with pytest.raises(RecordError, match="unknown split 'val/c'; known: val, val/a, val/b"):
+        paired_strata(records, "x", "y", "val/c")
+    records[0]["strata"]["splits"]["val/a"]["counts"][0][2] += 1
+    with pytest.raises(RecordError, match="scored different targets"):
+        paired_strata(records, "x", "y")
+    with pytest.raises(RecordError, match="x-seed0 has no losses by stratum"):
+        paired_strata([run(arm, seed, 1.0) for arm in "xy" for seed in (0, 1)], "x", "y")
