@@ -1,12 +1,39 @@
 """How tokens see each other: mixers of one interface, (B, T, D) -> (B, T, D), causal.
 
-A mixer is built as `Mixer(dim, heads, *, context, rope_base, **options)`. Two static methods count
-its cost: `parameter_count(dim, heads, **options)`, and, for the forward FLOPs that multiply no
-parameter, `flops_per_token(dim, heads, tokens, **options)`.
+A mixer is a module built as `Mixer(dim, heads, *, context, rope_base, **options)`.
+
+- `mixer(x)` maps x, shape (B, T, D), to an output of the same shape. Training uses it.
+- `mixer.initial_state(batch)` is the state before the first token, and `mixer.step(x, state)`
+  continues by the n >= 1 tokens of x, shape (B, n, D): it returns the outputs and the new state and
+  leaves the given one as it was. Generation uses it. Any cut of a text into pieces, with the state
+  carried over, gives the output of the whole text. States are named tuples.
+
+Two static methods count the cost. `parameter_count(dim, heads, **options)` is the number of
+parameters, and `flops_per_token(dim, heads, tokens, **options)` the forward FLOPs a token of the
+matrix products on a text of `tokens` tokens, beyond two for each parameter.
 """
 
-from lmgeom.mixers.attention import Attention, Rotary, rotary_angles, rotate
+from lmgeom.mixers.attention import (
+    Attention,
+    KeyValues,
+    Rotary,
+    normalize,
+    rotary_angles,
+    rotate,
+    visible,
+)
+from lmgeom.mixers.gated import GatedAttention
 
-MIXERS = {"attention": Attention}
+MIXERS = {"attention": Attention, "gated-attention": GatedAttention}
 
-__all__ = ["MIXERS", "Attention", "Rotary", "rotary_angles", "rotate"]
+__all__ = [
+    "MIXERS",
+    "Attention",
+    "GatedAttention",
+    "KeyValues",
+    "Rotary",
+    "normalize",
+    "rotary_angles",
+    "rotate",
+    "visible",
+]

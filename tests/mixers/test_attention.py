@@ -1,20 +1,21 @@
-"""Laws every mixer obeys, and attention against a loop over tokens in float64."""
+"""Attention, plain and gated, against a loop over tokens in float64."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.errors import ConfigError, DataError
-from lmgeom.mixers import MIXERS, Attention, Rotary, rotary_angles, rotate
-
-every_mixer = pytest.mark.parametrize("name", MIXERS)
+from lmgeom.mixers import Attention, GatedAttention, Rotary, rotary_angles, rotate, visible
 
 
-def make(name, dim=16, heads=2, context=24):
+def make(mixer, dim=16, heads=2, context=24, **options):
     torch.manual_seed(0)
-    return MIXERS[name](dim, heads, context=context, rope_base=10000.0).double()
+    return mixer(dim, heads, context=context, **options).double()
+
+
+def rms(x):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def one_token_at_a_time(layer, x):
@@ -22,67 +23,71 @@ def one_token_at_a_time(layer, x):
     q, k, v = (x @ w.T for w in layer.qkv.weight.chunk(3))
     size = x.shape[1] // layer.heads
     theta = layer.rotary.base ** (-2 * torch.arange(size // 2, dtype=x.dtype) / size)
+    gate = torch.ones_like(x)
+    if isinstance(layer, GatedAttention):
+        gate = 1 / (1 + torch.exp(-x @ layer.gate.weight.T))
+        gate = gate.repeat_interleave(x.shape[1] // gate.shape[1], dim=1)
     out = torch.zeros_like(x)
     for own in torch.arange(x.shape[1]).split(size):
-        query, key = (torch.complex(*z[:, own].chunk(2, dim=1)) for z in (q, k))
+        heads = q[:, own], k[:, own]
+        if layer.qk_norm is not None:
+            heads = [rms(z) * gain for z, gain in zip(heads, layer.qk_norm[:, 0], strict=True)]
+        query, key = (torch.complex(*z.chunk(2, dim=1)) for z in heads)
         for t in range(len(x)):
-            turned = [key[s].conj() * torch.exp(1j * theta * (t - s)) for s in range(t + 1)]
+            first = 0 if layer.window is None else max(0, t + 1 - layer.window)
+            turned = [key[s].conj() * torch.exp(1j * theta * (t - s)) for s in range(first, t + 1)]
             scores = torch.stack([(query[t] * z).sum().real for z in turned]) / size**0.5
-            out[t, own] = scores.softmax(0) @ v[: t + 1, own]
+            out[t, own] = gate[t, own] * (scores.softmax(0) @ v[first : t + 1, own])
     return out @ layer.output.weight.T
 
 
 @pytest.mark.parametrize(
+    ("mixer", "options"),
+    [
+        (Attention, {}),
+        (Attention, {"window": 4}),
+        (Attention, {"window": 1, "qk_norm": True}),
+        (GatedAttention, {}),
+        (GatedAttention, {"gate": "headwise", "window": 30}),
+        (GatedAttention, {"gate": "headwise", "qk_norm": True}),
+    ],
+)
+@pytest.mark.parametrize(
     ("dim", "heads", "tokens"), [(16, 2, 24), (12, 1, 7), (8, 4, 1), (6, 3, 5)]
 )
-def test_matches_the_token_loop(dim, heads, tokens):
-    layer = make("attention", dim, heads).requires_grad_(False)
-    layer.qkv.weight.normal_()
+def test_matches_the_token_loop(mixer, options, dim, heads, tokens):
+    layer = make(mixer, dim, heads, **options).requires_grad_(False)
+    for weight in layer.parameters():
+        weight.normal_()
+    layer.output.weight.normal_(std=dim**-0.5)
     x = torch.randn(tokens, dim, dtype=torch.float64)
     slow = one_token_at_a_time(layer, x)
+    state, steps = layer.initial_state(1), []
+    for token in x:
+        y, state = layer.step(token[None, None], state)
+        steps.append(y[0, 0])
     assert (layer(x[None])[0] - slow).abs().max() < 1e-10
+    assert (torch.stack(steps) - slow).abs().max() < 1e-10
     assert (layer.float()(x[None].float())[0] - slow).abs().max() < 1e-4
 
 
-@every_mixer
-@pytest.mark.parametrize("t", [0, 1, 11, 22, 23])
-def test_causal(name, t):
-    layer, x = make(name), torch.randn(2, 24, 16, dtype=torch.float64)
-    changed = x.clone()
-    changed[:, t] += torch.randn(16, dtype=torch.float64)
-    before, after = layer(x), layer(changed)
-    assert torch.equal(before[:, :t], after[:, :t])
-    assert (before[:, t] != after[:, t]).any()
+@given(st.integers(1, 9), st.integers(0, 9), st.one_of(st.none(), st.integers(1, 12)))
+def test_visible_is_its_definition(queries, before, window):
+    keys = queries + before
+    expected = [
+        [s <= t and (window is None or s > t - window) for s in range(keys)]
+        for t in range(before, keys)
+    ]
+    assert visible(queries, keys, window).tolist() == expected
 
 
-@every_mixer
-def test_batch_rows_are_independent(name):
-    layer, x = make(name), torch.randn(3, 24, 16, dtype=torch.float64)
-    alone = torch.cat([layer(row[None]) for row in x])
-    assert (layer(x) - alone).abs().max() < 1e-12
-
-
-@every_mixer
-def test_gradient_reaches_every_parameter(name):
-    layer = make(name)
-    layer(torch.randn(2, 24, 16, dtype=torch.float64)).square().sum().backward()
-    assert all(w.grad is not None and w.grad.abs().sum() > 0 for w in layer.parameters())
-
-
-@every_mixer
-def test_a_prefix_gives_the_same_answer(name):
-    layer, x = make(name), torch.randn(2, 24, 16, dtype=torch.float64)
-    assert (layer(x[:, :9]) - layer(x)[:, :9]).abs().max() < 1e-12
-
-
-@every_mixer
-def test_costs_agree_with_the_counters(name):
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        layer = MIXERS[name](64, 4, context=32, rope_base=10000.0)
-        layer(torch.empty(3, 32, 64))
-    count = layer.parameter_count(64, 4)
-    assert sum(w.numel() for w in layer.parameters()) == count
-    assert counter.get_total_flops() == 96 * (2 * count + layer.flops_per_token(64, 4, 32))
+def test_a_windowed_state_stays_small():
+    layer = make(Attention, window=5)
+    state = layer.initial_state(2)
+    for _ in range(3):
+        _, state = layer.step(torch.randn(2, 8, 16, dtype=torch.float64), state)
+    assert state.keys.shape == state.values.shape == (2, 2, 4, 8)
+    assert state.tokens == 24
 
 
 @settings(deadline=None, max_examples=50)
@@ -117,23 +122,27 @@ def test_the_cache_survives_moves_and_is_not_saved():
     assert not Rotary(16, 8).state_dict()
 
 
-def test_bfloat16_stays_close():
-    layer = make("attention").float()
-    x = torch.randn(2, 24, 16)
-    exact = layer(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (layer(x) - exact).abs().max() < 0.02
-    low = layer.bfloat16()(x.bfloat16())
-    assert low.dtype == torch.bfloat16
-    assert (low - exact).abs().max() < 0.02
-
-
 @pytest.mark.parametrize(("heads", "message"), [(3, "heads=3: must divide dim=16"), (16, "even")])
 def test_impossible_heads_are_refused(heads, message):
     with pytest.raises(ConfigError, match=message):
         Attention(16, heads)
 
 
+@pytest.mark.parametrize("window", [0, -1, 2.0, True, "all"])
+def test_impossible_windows_are_refused(window):
+    with pytest.raises(ConfigError, match=r"window=.*: must be a positive integer, or None"):
+        Attention(16, 2, window=window)
+
+
+def test_unknown_gates_are_refused():
+    with pytest.raises(ConfigError, match="gate='both': known: elementwise, headwise"):
+        GatedAttention(16, 2, gate="both")
+
+
 def test_too_long_a_sequence_names_both_lengths():
     with pytest.raises(DataError, match="25 tokens: must fit the context of 24"):
-        make("attention")(torch.zeros(1, 25, 16, dtype=torch.float64))
+        make(Attention)(torch.zeros(1, 25, 16, dtype=torch.float64))
+    layer = make(Attention)
+    _, state = layer.step(torch.zeros(1, 20, 16, dtype=torch.float64), layer.initial_state(1))
+    with pytest.raises(DataError, match="25 tokens: must fit the context of 24"):
+        layer.step(torch.zeros(1, 5, 16, dtype=torch.float64), state)

@@ -1,0 +1,152 @@
+"""Laws every mixer obeys, whatever its options."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmgeom.lm import Config, LanguageModel, parameters, token_loss
+from lmgeom.mixers import MIXERS
+
+CASES = [
+    ("attention", {}),
+    ("attention", {"window": 5, "qk_norm": True}),
+    ("gated-attention", {}),
+    ("gated-attention", {"gate": "headwise", "window": 1, "qk_norm": True}),
+]
+every_case = pytest.mark.parametrize(("name", "options"), CASES)
+
+
+def make(name, options, dim=16, heads=2, context=24):
+    """Layer in float64 whose every weight matters."""
+    torch.manual_seed(0)
+    layer = MIXERS[name](dim, heads, context=context, rope_base=10000.0, **options).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def text(rows=2, length=24, dim=16):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, length, dim, dtype=torch.float64, generator=generator)
+
+
+def piecewise(layer, x, pieces):
+    state, parts = layer.initial_state(len(x)), []
+    for piece in x.split(pieces, dim=1):
+        y, state = layer.step(piece, state)
+        parts.append(y)
+    return torch.cat(parts, dim=1)
+
+
+def test_every_mixer_has_a_case():
+    assert {name for name, _ in CASES} == set(MIXERS)
+
+
+@every_case
+@pytest.mark.parametrize("t", [0, 1, 11, 22, 23])
+def test_causal(name, options, t):
+    layer, x = make(name, options), text()
+    changed = x.clone()
+    changed[:, t] += torch.randn(16, dtype=torch.float64)
+    before, after = layer(x), layer(changed)
+    assert torch.equal(before[:, :t], after[:, :t])
+    assert (before[:, t] != after[:, t]).any()
+
+
+@every_case
+def test_batch_rows_are_independent(name, options):
+    layer, x = make(name, options), text(3)
+    alone = torch.cat([layer(row[None]) for row in x])
+    assert (layer(x) - alone).abs().max() < 1e-12
+
+
+@every_case
+def test_gradient_reaches_every_parameter(name, options):
+    layer = make(name, options)
+    layer(text()).square().sum().backward()
+    silent = [n for n, w in layer.named_parameters() if w.grad is None or not w.grad.abs().sum()]
+    assert not silent
+
+
+@every_case
+def test_a_prefix_gives_the_same_answer(name, options):
+    layer, x = make(name, options), text()
+    assert (layer(x[:, :9]) - layer(x)[:, :9]).abs().max() < 1e-12
+
+
+@every_case
+@settings(deadline=None, max_examples=10)
+@given(pieces=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_any_cut_with_the_state_carried_over_is_the_whole(name, options, pieces):
+    layer, x = make(name, options, context=36).requires_grad_(False), text(length=sum(pieces))
+    whole = layer(x)
+    assert (whole - piecewise(layer, x, pieces)).abs().max() < 1e-10
+    low = copy.deepcopy(layer).float()
+    assert (whole - piecewise(low, x.float(), pieces)).abs().max() < 1e-4
+
+
+@every_case
+def test_a_state_is_not_changed_by_the_step(name, options):
+    layer, x = make(name, options), text()
+    _, state = layer.step(x[:, :10], layer.initial_state(2))
+    first, _ = layer.step(x[:, 10:], state)
+    again, _ = layer.step(x[:, 10:], state)
+    assert torch.equal(first, again)
+
+
+@every_case
+def test_costs_agree_with_the_counters(name, options):
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        layer = MIXERS[name](64, 4, context=32, rope_base=10000.0, **options)
+        layer(torch.empty(3, 32, 64))
+    count = layer.parameter_count(64, 4, **options)
+    assert sum(w.numel() for w in layer.parameters()) == count
+    beyond = layer.flops_per_token(64, 4, 32, **options)
+    assert counter.get_total_flops() == 96 * (2 * count + beyond)
+
+
+@every_case
+def test_bfloat16_stays_close(name, options):
+    layer, x = make(name, options).float(), text().float()
+    exact = layer(x)
+    scale = exact.abs().max()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (layer(x) - exact).abs().max() < 0.1 * scale
+        y, state = layer.step(x[:, :9], layer.initial_state(2))
+        rest, _ = layer.step(x[:, 9:], state)
+    assert (torch.cat([y, rest], 1) - exact).abs().max() < 0.1 * scale
+    low = layer.bfloat16()(x.bfloat16())
+    assert low.dtype == torch.bfloat16
+
+
+@every_case
+def test_a_language_model_of_it_counts_and_learns(name, options):
+    config = Config(
+        vocab_size=31,
+        dim=16,
+        layers=2,
+        heads=2,
+        context=24,
+        mlp_width=(40, 24),
+        mixer=name,
+        mixer_options=options,
+    )
+    assert Config.from_json(config.to_json()) == config
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    assert sum(w.numel() for w in model.parameters()) == parameters(config).total
+    ids = torch.randint(31, (4, 25))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(12):
+        loss = token_loss(model.head, model.hidden(ids[:, :-1]), ids[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
