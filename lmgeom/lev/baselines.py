@@ -48,14 +48,14 @@ TABLE_STD = 0.02
 
 
 class FactorizedEmbedding(ComputedRows):
-    """Look up a short row and widen it: a table of rank E (Lan et al. 2020, section 3.1).
+    """Look up a short row and widen it: a table of rank e (Lan et al. 2020, section 3.1).
 
     Fresh rows have the spread 0.02 of a lookup table's.
 
     Args:
         vocab_size: Number of token ids V.
         dim: Width of the model D.
-        rank: Width of the short rows E.
+        rank: Width of the short rows e.
 
     Raises:
         TypeError: An argument is not an integer.
@@ -131,8 +131,7 @@ class FactoredMLP(ComputedRows):
 
     def extra_repr(self) -> str:
         """Sizes, as ``print`` shows them."""
-        seed_dim, inner = self.hidden.shape
-        n_digits = len(self.codebooks)
+        (seed_dim, inner), n_digits = self.hidden.shape, len(self.codebooks)
         return f"{self.vocab_size}, {self.dim}, {n_digits=}, {seed_dim=}, {inner=}"
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ class PermutedLEV(nn.Module):
         **options: Options of `LEV`.
 
     Raises:
-        TypeError: An argument is not an integer.
+        TypeError: An argument is not of its type.
         ValueError: An argument is too small.
     """
 
@@ -217,44 +216,55 @@ class PermutedLEV(nn.Module):
         """Embed the whole vocabulary, shape (V, D): the rows of LEV's table, reordered."""
         return self.lev.table(chunk=chunk)[self.order]
 
-
-_options = inspect.signature(LEV).parameters | inspect.signature(PermutedLEV).parameters
+# %% ../../nbs/lev/05_baselines.ipynb #baselines-signature
 PermutedLEV.__signature__ = inspect.Signature(
-    sorted((p for p in _options.values() if p.kind is not p.VAR_KEYWORD), key=lambda p: p.kind)
+    [
+        *inspect.signature(LEV).parameters.values(),
+        inspect.signature(PermutedLEV).parameters["permutation_seed"],
+    ]
 )
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-counts
-def factorized_parameters(vocab_size: int, dim: int, *, rank: int) -> int:
-    """Count the parameters of `FactorizedEmbedding`: (V + D) E."""
-    return (vocab_size + dim) * rank
+def factorized_parameters(vocab_size: int, dim: int, *, rank: int) -> dict[str, int]:
+    """Count the parameters of `FactorizedEmbedding`, of these arguments, by part and in total."""
+    parts = {"weight": vocab_size * rank, "output": rank * dim}
+    return parts | {"total": sum(parts.values())}
 
 
 def factored_parameters(
     vocab_size: int, dim: int, *, n_digits: int = 3, seed_dim: int = 128, inner: int
-) -> int:
-    """Count the parameters of `FactoredMLP`: k b s + (s + 1 + D) m."""
-    return n_digits * base(vocab_size, n_digits) * seed_dim + (seed_dim + 1 + dim) * inner
+) -> dict[str, int]:
+    """Count the parameters of `FactoredMLP`, of these arguments, by part and in total."""
+    parts = {
+        "codebooks": n_digits * base(vocab_size, n_digits) * seed_dim,
+        "hidden": seed_dim * inner,
+        "bias": inner,
+        "output": inner * dim,
+    }
+    return parts | {"total": sum(parts.values())}
 
 
-def flat_parameters(vocab_size: int, dim: int, *, code_dim: int, inner: int) -> int:
-    """Count the parameters of `FlatMLP`: V e + (e + 1 + D) m."""
+def flat_parameters(vocab_size: int, dim: int, *, code_dim: int, inner: int) -> dict[str, int]:
+    """Count the parameters of `FlatMLP`, of these arguments, by part and in total."""
     return factored_parameters(vocab_size, dim, n_digits=1, seed_dim=code_dim, inner=inner)
 
 
-def permuted_parameters(vocab_size: int, dim: int, *, permutation_seed: int = 0, **options) -> int:
-    """Count the parameters of `PermutedLEV`; its permutation is not trained."""
-    return lev_parameters(vocab_size, dim, **options)["total"]
+def permuted_parameters(
+    vocab_size: int, dim: int, *, permutation_seed: int = 0, **options
+) -> dict[str, int]:
+    """Count the parameters of `PermutedLEV`: those of its `LEV`, by part and in total."""
+    return lev_parameters(vocab_size, dim, **options)
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-match
 def nearest_count(target: int, fixed: int, each: int) -> int:
     """Find the integer n of at least 1 for which ``fixed + n * each`` is nearest to a target.
 
     Raises:
-        ValueError: Even n = 1 exceeds twice the target.
+        ValueError: Even n = 1 exceeds the target.
     """
-    if fixed + each > 2 * target:
-        raise ValueError(f"{target} parameters are too few: the least is {fixed + each}")
-    return max(1, (2 * (target - fixed) + each) // (2 * each))
+    if fixed + each > target:
+        raise ValueError(f"cannot match {target} parameters: the smallest has {fixed + each}")
+    return (2 * (target - fixed) + each) // (2 * each)
 
 
 def match_factorized(vocab_size: int, dim: int, target: int) -> dict[str, int]:
@@ -265,7 +275,7 @@ def match_factorized(vocab_size: int, dim: int, target: int) -> dict[str, int]:
 def match_flat(vocab_size: int, dim: int, target: int) -> dict[str, int]:
     """Choose sizes for which `FlatMLP` has nearest to `target` parameters.
 
-    The codes are as wide as half of the parameters allow; the MLP takes the rest.
+    The codes are as wide as half of the parameters allow; the network gets the rest.
     """
     code_dim = max(1, target // (2 * vocab_size))
     inner = nearest_count(target, code_dim * vocab_size, code_dim + 1 + dim)
