@@ -63,28 +63,45 @@ def _config(args: argparse.Namespace) -> Any:
     return presets[args.preset]
 
 
+def _chosen(names: Sequence[str]) -> list[str]:
+    """Find the presets that are meant: each name is one, or a word that their names contain."""
+    from lmgeom.lm import presets
+
+    found: dict[str, None] = {}
+    for name in names:
+        alike = [preset for preset in presets if f"-{name}-" in f"-{preset}-"]
+        if name in presets or not alike:
+            presets[name]  # refuses an unknown name and lists the known ones
+            alike = [name]
+        found |= dict.fromkeys(alike)
+    return list(found) or list(presets)
+
+
 def _params(args: argparse.Namespace) -> None:
     from lmgeom.lm import parameters, presets
 
-    if args.preset is None:
-        budgets = {name: parameters(config) for name, config in presets.items()}
-        if args.json:
-            print(json.dumps({name: budget.total for name, budget in budgets.items()}, indent=1))
-            return
-        print(
-            _columns([("preset", "parameters"), *((n, f"{b.total:,}") for n, b in budgets.items())])
-        )
-        return
-    budget = parameters(presets[args.preset])
+    budgets = {name: parameters(presets[name]) for name in _chosen(args.preset)}
+    one = next(iter(budgets.values())) if len(budgets) == 1 else None
     if args.json:
-        facts = dataclasses.asdict(budget)
-        facts |= {"total": budget.total, "overhead": budget.overhead, "flops": budget.flops}
-        print(json.dumps(facts, indent=1))
-        return
-    rows = [(part, f"{count:,}", f"{share:.2%}") for part, count, share in budget.rows()]
-    print(_columns([("part", "parameters", "share"), *rows]))
-    print(f"overhead against the tied model of this shape: {budget.overhead:+.3%}")
-    print(f"forward FLOPs a token: {budget.flops:,}, and {budget.input_flops:,} a distinct id")
+        extra = ("total", "overhead", "flops")
+        facts = {
+            name: dataclasses.asdict(budget) | {key: getattr(budget, key) for key in extra}
+            for name, budget in budgets.items()
+        }
+        print(json.dumps(next(iter(facts.values())) if one else facts, indent=1))
+    elif one:
+        rows = [(part, f"{count:,}", f"{share:.2%}") for part, count, share in one.rows()]
+        print(_columns([("part", "parameters", "share"), *rows]))
+        print(f"overhead against the tied model of this shape: {one.overhead:+.3%}")
+        print(f"forward FLOPs a token: {one.flops:,}, and {one.input_flops:,} a distinct id")
+    else:
+        parts = ("input", "body", "norms", "head", "total")
+        table = [("preset", *parts, "overhead", "FLOPs/token", "FLOPs/distinct id")]
+        for name, budget in budgets.items():
+            counts = (f"{count:,}" for _, count, _ in budget.rows())
+            flops = f"{budget.flops:,}", f"{budget.input_flops:,}"
+            table.append((name, *counts, f"{budget.overhead:+.3%}", *flops))
+        print(_columns(table))
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -239,8 +256,9 @@ def _add_data(commands: Any) -> None:
 
 
 def _add_model(commands: Any) -> None:
-    parser = commands.add_parser("params", help="the exact parameter budget of a preset")
-    parser.add_argument("preset", nargs="?", help="a named model (default: list them all)")
+    parser = commands.add_parser("params", help="the exact parameter budgets of presets")
+    word = "a named model, or a word of such names: a size as 400m, an arm as albert (default: all)"
+    parser.add_argument("preset", nargs="*", help=word)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_params)
 

@@ -37,7 +37,19 @@ def test_params_prints_the_published_size(capsys):
     assert main(["params"]) == 0
     assert "untied-400m" in capsys.readouterr().out
     assert main(["params", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["leviathan-1.2b"] == 1_217_980_544
+    assert json.loads(capsys.readouterr().out)["leviathan-1.2b"]["total"] == 1_217_980_544
+
+
+def test_params_takes_words_of_names(capsys):
+    assert main(["params", "400m", "albert-wide-small", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "albert-wide-small" in found
+    arms = {name for name in found if name.endswith("-400m")}
+    assert {"tied-400m", "untied-400m", "albert-400m", "factored-400m", "leviathan-400m"} <= arms
+    assert len(arms) == len(found) - 1
+    assert main(["params", "leviathan-small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 3_316_224
+    assert "preset='400': known: " in refuse(capsys, "params", "400")
 
 
 def test_unknown_names_list_the_known(capsys):
