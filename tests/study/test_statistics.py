@@ -6,7 +6,15 @@ from scipy import stats
 
 from lmgeom.errors import RecordError
 from lmgeom.study import paired, paired_arms, paired_curve, ratios, tokens_to_match
-from lmgeom.study.statistics import BLOCKS, EDGES, paired_strata, stratify, stratum
+from lmgeom.study.statistics import (
+    BLOCKS,
+    EDGES,
+    matched_shares,
+    paired_slope,
+    paired_strata,
+    stratify,
+    stratum,
+)
 
 losses = st.lists(st.floats(1, 10), min_size=2, max_size=6)
 
@@ -178,11 +186,11 @@ def test_without_seeds_the_spread_is_the_standard_error_of_documents():
 @pytest.mark.parametrize(("seed_effect", "document_effect"), [(0.1, 0.0), (0.03, 0.3), (0.0, 0.3)])
 def test_the_interval_covers(seed_effect, document_effect):
     rng, hits = np.random.default_rng(4), 0
-    for _ in range(300):
+    for _ in range(200):
         records = made(rng, (40, 12), seed_effect, document_effect)
-        found = paired_strata(records, "x", "y", replicates=400).interval([5, 6])
+        found = paired_strata(records, "x", "y", replicates=300).interval([5, 6])
         hits += found.low <= 0 <= found.high
-    assert 0.91 < hits / 300 < 0.99
+    assert 0.9 < hits / 200 < 0.99
 
 
 def test_an_interval_is_the_same_at_every_call():
@@ -202,3 +210,41 @@ def test_strata_refuse_what_cannot_be_compared():
         paired_strata(records, "x", "y")
     with pytest.raises(RecordError, match="x-seed0 has no losses by stratum"):
         paired_strata([run(arm, seed, 1.0) for arm in "xy" for seed in (0, 1)], "x", "y")
+
+
+def sized(arm, seed, val, total):
+    return run(arm, seed, val) | {"parameters": {"total": total}}
+
+
+def test_a_slope_is_fitted_for_each_seed():
+    rng, totals = np.random.default_rng(7), (10**6, 3 * 10**6, 10**7)
+    d = rng.standard_normal((4, 3))
+    records = [
+        sized(f"{arm}{j}", seed, 4.0 + (arm == "x") * d[seed, j], totals[j] if arm == "y" else 5)
+        for seed in range(4)
+        for j in range(3)
+        for arm in "xy"
+    ]
+    pairs = [(f"x{j}", f"y{j}") for j in range(3)]
+    expected = [stats.linregress(np.log2(totals), row).slope for row in d]
+    found = paired_slope(records, pairs, "val")
+    np.testing.assert_allclose(found.differences, expected, rtol=1e-6)
+    assert (found.low, found.high) == pytest.approx(
+        stats.ttest_1samp(expected, 0).confidence_interval(0.95)
+    )
+    assert paired_slope(records[:12], pairs, "val").n == 2
+    assert paired_slope(records[:6], pairs, "val") is None
+    assert paired_slope(records, [*pairs, ("x3", "y3")], "val") is None
+    with pytest.raises(RecordError, match="y0, y0 have the same size"):
+        paired_slope(records, [pairs[0]] * 2, "val")
+
+
+def test_matched_shares_are_of_the_baselines_budget():
+    records = [
+        run("x", 0, 3.0, [(100, 5.0), (200, 4.0), (400, 3.0)]),
+        run("y", 0, 3.5, [(100, 5.5), (200, 4.5), (400, 4.0)]),
+        run("x", 1, 3.0, [(100, 5.0), (200, 4.8), (400, 4.6)]),
+        run("y", 1, 3.5, [(100, 5.5), (200, 4.5), (400, 4.0)]),
+        run("x", 2, 3.0, [(100, 5.0)]),
+    ]
+    assert matched_shares(records, "x", "y", "val") == {0: pytest.approx(0.5), 1: None}
