@@ -158,6 +158,11 @@ class FlatMLP(FactoredMLP):
         _require_size("code_dim", code_dim)
         super().__init__(vocab_size, dim, n_digits=1, seed_dim=code_dim, inner=inner)
 
+    def extra_repr(self) -> str:
+        """Sizes, as ``print`` shows them."""
+        code_dim, inner = self.hidden.shape
+        return f"{self.vocab_size}, {self.dim}, {code_dim=}, {inner=}"
+
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-permuted
 class PermutedLEV(nn.Module):
     """A LEV whose ids are renamed first, by one random permutation that is never trained.
