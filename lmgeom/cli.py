@@ -5,12 +5,14 @@ person can put right ends with one line on standard error and exit code 2.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -337,11 +339,36 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or name == "OutOfMemoryError" or "allocate memory" in text
 
 
+class _Terminated(BaseException):
+    """A SIGTERM, raised so that whatever is half done is cleaned up on the way out."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise _Terminated
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a SIGTERM unwind the block; outside the main thread signals are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     args = parser().parse_args(argv)
     try:
-        return args.call(args) or 0
+        with _terminable():
+            return args.call(args) or 0
+    except _Terminated:
+        print("lmgeom: terminated", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except LmgeomError as error:
         print(f"lmgeom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -200,6 +200,24 @@ def test_an_interrupted_run_says_so_by_its_exit_code(tmp_path, monkeypatch, caps
     assert train(tmp_path) == 128 + signal.SIGTERM
 
 
+def test_a_terminated_preparation_leaves_nothing(tmp_path, monkeypatch, capsys):
+    from lmgeom.data import sources
+
+    def documents(*args, **kwargs):
+        assert list(tmp_path.glob(".out.partial"))
+        signal.raise_signal(signal.SIGTERM)
+        yield
+
+    monkeypatch.setattr(sources, "documents", documents)
+    (tmp_path / "mine.jsonl").write_text('{"text": "a"}\n')
+    before = signal.getsignal(signal.SIGTERM)
+    words = ["data", "prepare", str(tmp_path / "mine.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(words) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.splitlines()[-1] == "lmgeom: terminated"
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.jsonl", "out.lock"}
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_fetch_fails_where_a_package_is_missing(monkeypatch):
     for status, code in (("present", 0), ("fetched", 0), ("missing", 1)):
         monkeypatch.setattr(data, "fetch", lambda name, s=status: [{"status": s}])

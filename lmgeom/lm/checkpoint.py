@@ -319,8 +319,8 @@ def _open(path: Path) -> safe_open:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Copy the weights in, after every name, shape and tie was found to agree."""
+def _read_model(checkpoint: Checkpoint, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Pair the model's tensors with the stored ones, after all names, shapes and ties agree."""
     tensors, tied = model_tensors(model)
     with _open(checkpoint.path / FILES[0]) as file:
         stored = set(file.keys())
@@ -334,9 +334,7 @@ def _load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
         got, right = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (loaded[name], tensor))
         if got != right:
             raise CheckpointError(f"{checkpoint.path}: {name!r} is {got}, must be {right}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(loaded[name])
+    return [(tensor, loaded[name]) for name, tensor in tensors.items()]
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-load
 def _saved_groups(checkpoint: Checkpoint) -> list[dict]:
@@ -352,10 +350,10 @@ def _saved_groups(checkpoint: Checkpoint) -> list[dict]:
     return groups if good else []
 
 
-def _load_optimizer(
+def _read_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Rebuild the optimizer's state through its own `load_state_dict`."""
+) -> dict:
+    """Return the stored state in the form of `state_dict`, after all names agree."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     saved = _saved_groups(checkpoint)
@@ -378,9 +376,14 @@ def _load_optimizer(
             for key, value in group["settings"].items()
         }
         groups.append(settings | {"params": now["params"]})
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return {"state": state, "param_groups": groups}
+
+
+def _set_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
+    """Give the optimizer its stored state through its own `load_state_dict`."""
+    optimizer.load_state_dict(stored)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, entry in state.items():
+    for index, entry in stored["state"].items():
         kept = optimizer.state[parameters[index]]
         for key, value in entry.items():
             # load_state_dict casts a tensor to the parameter's dtype; a count must stay a count
@@ -404,14 +407,17 @@ def load(
         The checkpoint.
 
     Raises:
-        CheckpointError: When it is damaged or its tensors are not the model's; then the model is
-            unchanged.
+        CheckpointError: When it is damaged, or its tensors or parameter groups are not those of
+            the model and the optimizer; then both are unchanged.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = read(checkpoint)
-    _load_model(checkpoint, model)
+    weights = _read_model(checkpoint, model)
     if optimizer is not None:
-        _load_optimizer(checkpoint, model, optimizer)
+        _set_optimizer(optimizer, _read_optimizer(checkpoint, model, optimizer))
+    with torch.no_grad():
+        for tensor, stored in weights:
+            tensor.copy_(stored)
     return checkpoint
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-load-model

@@ -312,11 +312,14 @@ def test_another_dtype_is_refused(run):
         checkpoint.load(run[0] / "step-00000002", make()[0].double())
 
 
-def test_an_optimizer_over_other_parameters_is_refused(run):
-    model, _ = make()
+def test_an_optimizer_over_other_parameters_is_refused_and_the_model_stays(run):
+    model, _ = make(seed=5)
     other = torch.optim.AdamW(model.parameters())
+    before = {n: p.clone() for n, p in model.state_dict().items()}
     with pytest.raises(CheckpointError, match="parameter groups"):
         checkpoint.load(run[0] / "step-00000002", model, other)
+    assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())
+    assert not other.state
 
 
 @pytest.mark.parametrize("groups", [None, 3, [3], [{}], [{"params": []}]])

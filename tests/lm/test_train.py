@@ -389,6 +389,33 @@ def test_a_bad_weight_is_named(tmp_path):
     assert all(p.isfinite().all() for p in loaded.parameters())
 
 
+def test_weights_that_an_update_spoils_are_never_saved(tmp_path):
+    """The loss of the last step is finite; what its update makes of the weights is not."""
+
+    def spoil(model, config):
+        rule = torch.optim.SGD(model.parameters(), lr=0.1)
+        rule.register_step_post_hook(lambda *_: model.norm.weight.data.fill_(torch.inf))
+        return rule
+
+    message = r"step 1: weight norm\.weight is not finite after the update"
+    with pytest.raises(TrainingError, match=message):
+        run(change(steps=1, warmup=0), out=tmp_path, optimizer=spoil)
+    assert checkpoint.steps(tmp_path) == []
+
+
+def test_a_finished_run_with_bad_weights_is_not_resumed(tmp_path):
+    _, result = run(out=tmp_path)
+    found = checkpoint.latest(tmp_path)
+    model = make()
+    optimizer = adamw(model, RUN.lr, RUN.weight_decay, RUN.betas)
+    checkpoint.load(found, model, optimizer)
+    with torch.no_grad():
+        model.blocks[0].mlp.down.weight[0, 0] = torch.nan
+    checkpoint.save(tmp_path, result.steps, model, optimizer, found.extra)
+    with pytest.raises(TrainingError, match=r"step-0000\d+: weight blocks\.0\.mlp\.down\.weight"):
+        run(out=tmp_path, resume=True)
+
+
 def test_a_bad_activation_is_named():
     model = make()
     model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: output * torch.inf)
