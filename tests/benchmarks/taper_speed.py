@@ -1,0 +1,98 @@
+"""Time of a training step of uniform, tapered and mirrored decoders of one budget, in one run.
+
+``python -m tests.benchmarks.taper_speed`` writes ``book/results/benchmarks/taper-speed.json``.
+Times are processor seconds of one thread, which a busy machine does not stretch.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lmgeom.figures import device
+from lmgeom.lm import Config, LanguageModel, presets, token_loss
+from lmgeom.lm.config import tapered
+from lmgeom.study.paths import results
+from lmgeom.study.records import provenance
+
+CASES = {
+    "small": (presets["transformer-small"], 2),
+    "wider": (Config(1024, 512, 4, 8, 256, 1536), 1),
+}
+
+
+def build(config, batch):
+    """A training step without the optimizer, whose work does not depend on where weights are."""
+    torch.manual_seed(0)
+    model = LanguageModel(config)
+    x, y = torch.randint(config.vocab_size, (2, batch, config.context))
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        token_loss(model.head, model.hidden(x), y).backward()
+
+    return step
+
+
+def median_seconds(config, batch, rounds):
+    """Median processor seconds of each arm, in alternation, after one warm-up each."""
+    taper = tapered(config)
+    arms = {"uniform": config, "tapered": taper}
+    arms["mirrored"] = replace(taper, mlp_width=taper.mlp_width[::-1])
+    steps = {name: build(arm, batch) for name, arm in arms.items()}
+    seconds = {name: [] for name in arms}
+    for repetition in range(rounds + 1):
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            if repetition:
+                seconds[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def measure(case, rounds):
+    """All figures of one case."""
+    config, batch = CASES[case]
+    seconds = median_seconds(config, batch, rounds)
+    return {
+        "dim": config.dim,
+        "layers": config.layers,
+        "mlp_width": config.mlp_width,
+        "tapered_widths": tapered(config).widths,
+        "tokens": batch * config.context,
+        "rounds": rounds,
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "speed_ratio": seconds["uniform"] / seconds["tapered"],
+        "mirrored_speed_ratio": seconds["uniform"] / seconds["mirrored"],
+    }
+
+
+def main():
+    """Measure both cases and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each arm")
+    parser.add_argument("--out", type=Path, help="the record; by default the book's")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    out = args.out or results() / "benchmarks" / "taper-speed.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    cases = {case: measure(case, args.rounds) for case in CASES}
+    record = {
+        "benchmark": "taper-speed",
+        **cases["small"],
+        "wider": cases["wider"],
+        "threads": 1,
+        "load_average": round(os.getloadavg()[0], 2),
+        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
