@@ -1,6 +1,7 @@
 """The settings: exact budgets, exact round trips, and refusals that name what is wrong."""
 
 import copy
+import itertools
 import os
 import pickle
 import subprocess
@@ -136,6 +137,17 @@ def test_every_arm_has_one_shape_and_levs_price(size):
     assert 2 * abs(cost["albert"] - cost["leviathan"]) <= one_rank
     assert cost["albert-wide"] > 5 * cost["albert"]
     assert 10 * cost["leviathan"] <= cost["tied"], "as in the paper, a small part of the table"
+
+
+def test_the_overhead_falls_with_scale():
+    budgets = [parameters(presets[f"leviathan-{size}"]) for size in ("200m", "400m", "1.2b")]
+    wider = [
+        replace(presets["leviathan-1.2b"], dim=2**n, mlp_width=2 ** (n + 2)) for n in range(6, 21)
+    ]
+    for series in (budgets, [parameters(config) for config in wider]):
+        for a, b in itertools.pairwise(series):
+            assert a.input * b.tied_total > b.input * a.tied_total
+            assert (a.total - a.tied_total, b.total - b.tied_total) == (a.input, b.input)
 
 
 def test_the_small_size_has_two_more_arms():
