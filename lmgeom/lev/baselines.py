@@ -248,7 +248,7 @@ def factored_parameters(
     }
     return parts | {"total": sum(parts.values())}
 
-
+# %% ../../nbs/lev/05_baselines.ipynb #baselines-counts-thin
 def flat_parameters(vocab_size: int, dim: int, *, code_dim: int, inner: int) -> dict[str, int]:
     """Count the parameters of `FlatMLP`, of these arguments, by part and in total."""
     return factored_parameters(vocab_size, dim, n_digits=1, seed_dim=code_dim, inner=inner)
