@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['EDGES', 'BLOCKS', 'Paired', 'paired', 'arm_values', 'paired_arms', 'arm_curves', 'paired_curve', 'ratios',
            'tokens_to_match', 'matched_shares', 'paired_slope', 'stratum', 'stratify', 'Interval', 'Strata',
-           'paired_strata']
+           'seed_weights', 'block_weights', 'paired_strata']
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-imports
 from collections.abc import Sequence
@@ -253,6 +253,24 @@ class Strata:
         low, high = np.nanquantile(values[1:], [0.025, 0.975])
         return Interval(float(values[0]), float(low), float(high))
 
+# %% ../../nbs/study/02_statistics.ipynb #stat-resample
+def seed_weights(rng: np.random.Generator, n: int, replicates: int) -> np.ndarray:
+    """Draw weights of n seeds, (1 + replicates, n), rows summing to 1; row 0 is the plain mean."""
+    z = rng.standard_normal((replicates, n))
+    c = np.sqrt(rng.chisquare(n - 1, (replicates, 1)) / (n - 1))
+    drawn = 1 / n + (z - z.mean(1, keepdims=True)) / (c * np.sqrt(n * (n - 1)))
+    return np.vstack([np.full((1, n), 1 / n), drawn])
+
+
+def block_weights(rng: np.random.Generator, m: int, replicates: int) -> np.ndarray:
+    """Draw how often each of m blocks counts, (1 + replicates, m); row 0 is once each.
+
+    Source: m - 1 draws with replacement, Rao and Wu (1988), section 2. One block alone has no
+    spread that could be seen, and is always drawn.
+    """
+    drawn = rng.multinomial(max(1, m - 1), np.full(m, 1 / m), replicates)
+    return np.vstack([np.ones((1, m)), drawn])
+
 # %% ../../nbs/study/02_statistics.ipynb #stat-paired-strata
 def paired_strata(
     records: Sequence[dict[str, Any]],
@@ -262,8 +280,6 @@ def paired_strata(
     replicates: int = 4000,
 ) -> Strata | None:
     """Compare two arms of a study by stratum of the target's training frequency.
-
-    Source: bootstrap of stratified samples by Rao and Wu (1988), section 2.
 
     Args:
         records: Run records of one study, made with ``evaluation: {strata: true}``.
@@ -278,26 +294,21 @@ def paired_strata(
     Raises:
         RecordError: a record has no strata, or two of them scored different targets.
     """
-    by_arm = {arm: {r["seed"]: r for r in records if r["arm"] == arm} for arm in (first, second)}
-    seeds = sorted(by_arm[first].keys() & by_arm[second].keys())
+    a, b = ({r["seed"]: r for r in records if r["arm"] == arm} for arm in (first, second))
+    seeds = sorted(a.keys() & b.keys())
     if len(seeds) < 2:
         return None
-    rng, n = np.random.default_rng(0), len(seeds)
-    z, c = rng.standard_normal((replicates, n)), rng.chisquare(n - 1, (replicates, 1)) / (n - 1)
-    by_seed = 1 / n + (z - z.mean(1, keepdims=True)) / np.sqrt(c * n * (n - 1))
-    by_seed = np.vstack([np.full((1, n), 1 / n), by_seed])
-    targets, sums, shares = 0, 0.0, 0.0
-    a, b = ([by_arm[arm][seed] for seed in seeds] for arm in (first, second))
-    for weight, counts, difference in _differences(a, b, metric):
-        m = len(counts)
-        drawn = rng.multinomial(max(1, m - 1), np.full(m, 1 / m), replicates)
-        drawn = np.vstack([np.ones((1, m)), drawn])
-        scale = weight / (drawn @ counts.sum(1))
-        shares = shares + scale[:, None] * (drawn @ counts)
-        by_block = np.einsum("rk,kbs->rbs", by_seed, difference)
-        sums = sums + scale[:, None] * np.einsum("rb,rbs->rs", drawn, by_block)
+    rng, targets, sums, shares = np.random.default_rng(0), 0, 0.0, 0.0
+    by_seed = seed_weights(rng, len(seeds), replicates)
+    parts = _differences([a[s] for s in seeds], [b[s] for s in seeds], metric)
+    for weight, counts, difference in parts:
+        drawn = block_weights(rng, len(counts), replicates)
+        scale = weight / (drawn @ counts.sum(1, keepdims=True))
         targets = targets + counts.sum(0)
-    return Strata(n, targets, sums, shares)
+        shares = shares + scale * (drawn @ counts)
+        by_block = np.einsum("rk,kbs->rbs", by_seed, difference)
+        sums = sums + scale * np.einsum("rb,rbs->rs", drawn, by_block)
+    return Strata(len(seeds), targets, sums, shares)
 
 
 def _differences(a: list[dict], b: list[dict], metric: str) -> list[tuple]:
