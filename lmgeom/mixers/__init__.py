@@ -15,25 +15,52 @@ matrix products on a text of `tokens` tokens, beyond two for each parameter.
 
 from lmgeom.mixers.attention import (
     Attention,
+    HeadNorm,
     KeyValues,
     Rotary,
-    normalize,
     rotary_angles,
     rotate,
     visible,
 )
 from lmgeom.mixers.gated import GatedAttention
+from lmgeom.mixers.memory import (
+    DeepState,
+    Gates,
+    LinearState,
+    deep_memory,
+    linear_memory,
+    step_ceiling,
+)
+from lmgeom.mixers.titans import NeuralMemory, TitansLMM, TitansMAC, TitansMAG, TitansMAL
 
-MIXERS = {"attention": Attention, "gated-attention": GatedAttention}
+MIXERS = {
+    "attention": Attention,
+    "gated-attention": GatedAttention,
+    "titans-lmm": TitansLMM,
+    "titans-mag": TitansMAG,
+    "titans-mal": TitansMAL,
+    "titans-mac": TitansMAC,
+}
 
 __all__ = [
     "MIXERS",
     "Attention",
+    "DeepState",
     "GatedAttention",
+    "Gates",
+    "HeadNorm",
     "KeyValues",
+    "LinearState",
+    "NeuralMemory",
     "Rotary",
-    "normalize",
+    "TitansLMM",
+    "TitansMAC",
+    "TitansMAG",
+    "TitansMAL",
+    "deep_memory",
+    "linear_memory",
     "rotary_angles",
     "rotate",
+    "step_ceiling",
     "visible",
 ]

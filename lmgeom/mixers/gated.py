@@ -47,9 +47,9 @@ class GatedAttention(Attention):
         self.gate = nn.Linear(dim, dim if gate == "elementwise" else heads, bias=False)
 
     def write(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Gate what the heads return, (B, H, n, d), by the stream x (B, n, D), and join it."""
-        gate = torch.sigmoid(self.gate(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return super().write(mixed * gate, x)
+        """Gate what the heads return, (B, n, D), by the stream x, and write it."""
+        gate = torch.sigmoid(self.gate(x)).unflatten(-1, (self.heads, -1))
+        return super().write((mixed.unflatten(-1, (self.heads, -1)) * gate).flatten(-2), x)
 
     @staticmethod
     def parameter_count(dim: int, heads: int, *, gate: str = "elementwise", **options: Any) -> int:

@@ -31,7 +31,8 @@ def one_token_at_a_time(layer, x):
     for own in torch.arange(x.shape[1]).split(size):
         heads = q[:, own], k[:, own]
         if layer.qk_norm is not None:
-            heads = [rms(z) * gain for z, gain in zip(heads, layer.qk_norm[:, 0], strict=True)]
+            gains = layer.qk_norm.weight[:, 0]
+            heads = [rms(z) * gain for z, gain in zip(heads, gains, strict=True)]
         query, key = (torch.complex(*z.chunk(2, dim=1)) for z in heads)
         for t in range(len(x)):
             first = 0 if layer.window is None else max(0, t + 1 - layer.window)
