@@ -91,7 +91,7 @@ def load(name):
     if name is None:
         model, tokenizer = packaged_smollm2()
         weights = "Q4_1 (4 bits a weight), dequantized to float32"
-    elif Path(name, "model.safetensors").is_file() and Path(name, "state.json").is_file():
+    elif Path(name).is_dir() and not Path(name, "config.json").is_file():
         return load_model(Path(name)), None, "float32"
     else:
         (model, tokenizer), weights = pretrained(name), "float32"

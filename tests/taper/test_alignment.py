@@ -1,0 +1,234 @@
+"""The alignment tool against hand-made layers, our decoder taken apart, and transformers."""
+
+import importlib.util
+import json
+import math
+from importlib.util import spec_from_file_location
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lmgeom.errors import ConfigError
+from lmgeom.lm import Config, LanguageModel
+from lmgeom.lm.checkpoint import save
+from lmgeom.study.paths import root
+from lmgeom.taper import alignment, depth_correlation
+from lmgeom.taper.alignment import find_blocks, measure
+
+SCRIPT = root() / "tests" / "benchmarks" / "alignment.py"
+script = importlib.util.module_from_spec(spec_from_file_location("alignment_script", SCRIPT))
+script.__spec__.loader.exec_module(script)
+CONFIG = Config(vocab_size=53, dim=32, layers=4, heads=4, context=24, mlp_width=48)
+
+
+class Layer(nn.Module):
+    """An MLP that is a matrix, after a mixer that adds nothing; `kind` says what is wrong."""
+
+    def __init__(self, matrix, kind="right"):
+        super().__init__()
+        self.kind, self.norm = kind, nn.LayerNorm(len(matrix))
+        self.mlp = nn.Linear(*matrix.shape, bias=False)
+        self.mlp.weight = nn.Parameter(matrix)
+
+    def forward(self, x):
+        if self.kind == "parallel":
+            return x + self.mlp(self.norm(x))
+        if self.kind == "skipped":
+            return x
+        z = x + 0.0
+        out = z + self.mlp(z)
+        return self.norm(out) if self.kind == "post-norm" else out
+
+
+class Stack(nn.Module):
+    """Layers over a table."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.input, self.layers = nn.Embedding(9, 8), nn.ModuleList(layers)
+
+    def forward(self, ids):
+        x = self.input(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def hooks(model):
+    """Number of forward hooks that hang on a model."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_known_directions():
+    half = torch.eye(8) / 2
+    turn = torch.zeros(8, 8)
+    turn[:4, 4:], turn[4:, :4] = -torch.eye(4), torch.eye(4)
+    found = alignment(Stack(Layer(half), Layer(-half), Layer(turn)), torch.randint(9, (3, 5)))
+    expected = torch.tensor([1.0, -1, 0]).double().expand(3, 3)
+    for cosine in (found.mlp, found.mlp_here, found.block):
+        assert (cosine - expected).abs().max() < 1e-6
+    ratio = found.mlp_norm / found.stream_norm
+    assert (ratio - torch.tensor([0.5, 0.5, 1])).abs().max() < 1e-6
+    assert (found.stream_norm[:, 1] / found.stream_norm[:, 0] - 1.5).abs().max() < 1e-6
+
+
+def test_measure_is_a_mean_over_tokens():
+    h, z, out = torch.randn(3, 2, 7, 5)
+    found = measure(h, z, out)
+    for b in range(2):
+        cosines = [
+            torch.dot(out[b, t] - z[b, t], h[b, t])
+            / ((out[b, t] - z[b, t]).norm() * h[b, t].norm())
+            for t in range(7)
+        ]
+        assert found["mlp"][b].item() == pytest.approx(sum(cosines).item() / 7, abs=1e-6)
+    assert all(values.shape == (2,) for values in found.values())
+
+
+def test_our_decoder_taken_apart():
+    model, ids = LanguageModel(CONFIG).double(), torch.randint(53, (3, 24))
+    found = alignment(model, ids)
+    x = model.input(ids)
+    for layer, block in enumerate(model.blocks):
+        z = x + block.mixer(block.mixer_norm(x))
+        push = block.mlp(block.mlp_norm(z))
+        pairs = {"mlp": (push, x), "mlp_here": (push, z), "block": (z + push - x, x)}
+        for name, (a, b) in pairs.items():
+            expected = F.cosine_similarity(a, b, dim=-1).mean(-1)
+            assert (getattr(found, name)[:, layer] - expected).abs().max() < 1e-12
+        x = z + push
+
+
+@pytest.mark.parametrize("kind", ["parallel", "post-norm", "skipped"])
+def test_layers_that_do_not_fit_are_refused_and_left_clean(kind):
+    model = Stack(Layer(torch.eye(8)), Layer(torch.eye(8), kind)).train()
+    with pytest.raises(ConfigError, match="Layer") as caught:
+        alignment(model, torch.zeros(1, 3, dtype=torch.int64))
+    assert "\n" not in str(caught.value)
+    assert hooks(model) == 0
+    assert model.training
+
+
+def test_another_name_and_a_missing_name():
+    model = Stack(Layer(torch.eye(8)), Layer(torch.eye(8)))
+    with pytest.raises(ConfigError, match=r"mlp='ffn'.*children: mlp, norm"):
+        find_blocks(model, "ffn")
+    with pytest.raises(ConfigError, match="children: none"):
+        find_blocks(nn.Linear(2, 2))
+    for layer in model.layers:
+        layer.ffn = layer.mlp
+    assert find_blocks(model, "ffn") == list(model.layers)
+
+
+def test_model_is_left_as_it_was():
+    model, ids = LanguageModel(CONFIG).train(), torch.randint(53, (2, 8))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    alignment(model, ids)
+    assert model.training
+    assert hooks(model) == 0
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+# ------------------------------------------------------------------ correlation
+def test_correlation_with_depth():
+    values = torch.randn(20)
+    found = depth_correlation(values)
+    assert found.r == pytest.approx(np.corrcoef(np.arange(20), values)[0, 1], abs=1e-12)
+    assert found.low < found.r < found.high
+    assert depth_correlation(values) == found
+    assert depth_correlation(-values).r == pytest.approx(-found.r)
+    line = depth_correlation(torch.arange(12) * 3.0 + 1)
+    assert [round(value, 9) for value in line] == [1, 1, 1]
+    assert depth_correlation(10 * values + 7).low == pytest.approx(found.low)
+
+
+@pytest.mark.parametrize("shape", [(2,), (4, 3), ()])
+def test_correlation_needs_three_layers(shape):
+    with pytest.raises(ConfigError, match="one number a layer"):
+        depth_correlation(torch.zeros(shape))
+
+
+def test_record_agrees_with_its_own_curves():
+    record = json.loads((root() / "book/results/alignment/smollm2-135m.json").read_text())
+    for name in script.CORRELATED:
+        assert len(record[name]) == record["layers"]
+        found = depth_correlation(torch.tensor(record[name]))
+        for end, value in found._asdict().items():
+            assert record[f"{name}_correlation_{end}"] == pytest.approx(value, abs=2e-3)
+    assert record["loss"] < math.log(20), "a language model in working order"
+
+
+# ------------------------------------------------------------------ other people's decoders
+SIZES = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+FAMILIES = {
+    "Llama": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2},
+    "Qwen2": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2},
+    "GPT2": {"vocab_size": 53, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32}
+    | {"bos_token_id": 0, "eos_token_id": 0},
+    "Gemma2": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
+    "Olmo2": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "pad_token_id": 0},
+    "Granite": SIZES
+    | {"intermediate_size": 48, "num_key_value_heads": 2, "residual_multiplier": 0.2},
+}
+NORMS = {"GPT2": "ln_2", "Gemma2": "pre_feedforward_layernorm", "Olmo2": "mlp"}
+
+
+def decoder(family, **settings):
+    """A small random decoder of transformers in float64."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(**settings)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).double().eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoders_of_transformers(family):
+    model, ids = decoder(family, **FAMILIES[family]), torch.randint(53, (2, 16))
+    found = alignment(model, ids)
+    blocks, seen = find_blocks(model), {}
+
+    def keep(name):
+        def hook(module, args, kwargs):
+            seen[name] = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        return hook
+
+    for i, block in enumerate(blocks):
+        norm = getattr(block, NORMS.get(family, "post_attention_layernorm"))
+        norm.register_forward_pre_hook(keep(f"z{i}"), with_kwargs=True)
+    with torch.no_grad():
+        streams = model(ids, output_hidden_states=True).hidden_states
+    for i in range(len(blocks) - 1):  # the last hidden state has passed the final norm
+        h, z, out = streams[i], seen[f"z{i}"], streams[i + 1]
+        for name, (a, b) in {"mlp": (out - z, h), "mlp_here": (out - z, z)}.items():
+            expected = F.cosine_similarity(a, b, dim=-1).mean(-1)
+            assert (getattr(found, name)[:, i] - expected).abs().max() < 1e-10
+
+
+def test_parallel_decoders_of_transformers_are_refused():
+    sizes = SIZES | {"intermediate_size": 48, "use_parallel_residual": True}
+    with pytest.raises(ConfigError, match="GPTNeoXLayer"):
+        alignment(decoder("GPTNeoX", **sizes), torch.randint(53, (1, 8)))
+
+
+def test_script_measures_one_of_our_checkpoints(tmp_path, monkeypatch):
+    save(tmp_path, 3, LanguageModel(CONFIG))
+    monkeypatch.setattr(script, "windows", lambda encode, n, length: torch.randint(53, (n, length)))
+    record = script.measure(str(tmp_path), 2, 16)
+    assert (record["layers"], record["width"], record["text"][:8]) == (4, 32, "wiki_ood")
+
+
+def test_script_measures_a_folder_of_transformers(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "tiny")
+    decoder("GPT2", **FAMILIES["GPT2"]).float().save_pretrained(tmp_path / "tiny")
+    monkeypatch.setattr(script, "windows", lambda encode, n, length: torch.randint(53, (n, length)))
+    record = script.measure(str(tmp_path / "tiny"), 2, 16)
+    assert (record["layers"], record["width"], record["weights"]) == (4, 32, "float32")
+    assert record["loss"] == pytest.approx(math.log(53), abs=0.3)

@@ -1,0 +1,79 @@
+"""A tapered model and its uniform twin have one budget: by formula, by counting, by the counter."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from lmgeom.errors import ConfigError
+from lmgeom.lm import Config, LanguageModel, parameters, presets
+from lmgeom.lm.config import ARCHITECTURES, depth_arms, tapered
+
+SIZES = ("440m", "760m", "1.3b", "small")
+
+
+def count(config, tokens):
+    """Parameters; FLOPs of a training step, of a prompt and of one token, on the meta device."""
+    with torch.device("meta"):
+        model = LanguageModel(replace(config, context=tokens))
+        ids = torch.empty(1, tokens, dtype=torch.int64)
+        with FlopCounterMode(display=False) as training:
+            model(ids).sum().backward()
+        with torch.no_grad(), FlopCounterMode(display=False) as prompt:
+            model(ids)
+        with torch.no_grad(), FlopCounterMode(display=False) as token:
+            model(ids[:, :1])
+    entries = sum(weight.numel() for weight in model.parameters())
+    return entries, *(counter.get_total_flops() for counter in (training, prompt, token))
+
+
+def test_same_parameters_and_flops():
+    for size in SIZES:
+        uniform = presets[f"transformer-{size}"]
+        taper = presets[f"transformer-{size}-tapered"]
+        assert len(set(taper.widths)) > uniform.layers // 2
+        mirror = replace(taper, mlp_width=taper.mlp_width[::-1])
+        expected = count(uniform, 64)
+        assert count(taper, 64) == count(mirror, 64) == expected
+        budget = parameters(replace(uniform, context=64))
+        assert expected[0] == budget.total
+        assert expected[2] == 64 * budget.flops
+
+
+@pytest.mark.parametrize("name", [name for name in presets if name.endswith("-tapered")])
+def test_formula_gives_one_budget(name):
+    uniform, taper = presets[name.removesuffix("-tapered")], presets[name]
+    assert parameters(uniform) == parameters(taper)
+    assert replace(taper, mlp_width=uniform.mlp_width) == uniform
+    assert taper.widths[0] == 3 * taper.widths[-1] == 1.5 * uniform.mlp_width
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(2, 12),
+    st.integers(1, 4),
+    st.integers(0, 7),
+    st.sampled_from(["cosine", "linear", "sigmoid"]),
+)
+def test_any_taper_of_any_small_model(layers, units, eighths, schedule):
+    uniform = Config(32, 8, layers, 2, 8, 64 * units)
+    ends = {"start": 1 + eighths / 8, "end": 1 - eighths / 8}
+    taper = tapered(uniform, schedule=schedule, multiple=8, **ends)
+    assert count(taper, 8) == count(uniform, 8)
+    assert parameters(taper) == parameters(uniform)
+
+
+def test_only_a_uniform_model_can_be_tapered():
+    taper = presets["transformer-small-tapered"]
+    with pytest.raises(ConfigError, match="one width to taper around"):
+        tapered(taper)
+    with pytest.raises(ConfigError, match="multiple=1000: must divide"):
+        tapered(presets["transformer-small"], multiple=1000)
+
+
+def test_every_architecture_comes_uniform_and_tapered():
+    arms = depth_arms("x", Config(32, 16, 4, 2, 8, 64))
+    assert set(arms) == {f"{n}-x{end}" for n in ARCHITECTURES for end in ("", "-tapered")}
