@@ -248,7 +248,14 @@ class Strata:
             return self.sums[:, group].sum(1) / self.shares[:, group].sum(1)
 
     def interval(self, group: Sequence[int], less: Sequence[int] | None = None) -> Interval:
-        """Return the mean of a group of strata, less that of another one, with its interval."""
+        """Return the mean of a group of strata, less that of another one, with its interval.
+
+        Raises:
+            ValueError: a group has no targets.
+        """
+        for strata in (group, less):
+            if strata is not None and not self.targets[list(strata)].any():
+                raise ValueError(f"strata {list(strata)} have no targets")
         values = self.means(group) - (0.0 if less is None else self.means(less))
         low, high = np.nanquantile(values[1:], [0.025, 0.975])
         return Interval(float(values[0]), float(low), float(high))

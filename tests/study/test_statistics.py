@@ -136,6 +136,8 @@ def test_stratum_means_equal_a_loop_over_tokens():
         == np.bincount(np.concatenate([part[0] for part in texts.values()]), minlength=7).tolist()
     )
     assert np.isnan(found.means([0])).all()
+    with pytest.raises(ValueError, match=r"strata \[0, 1\] have no targets"):
+        found.interval(group, less=[0, 1])
     one = paired_strata(records, "x", "y", "val/a")
     assert one.targets.sum() == len(texts["val/a"][0])
 
