@@ -4,9 +4,11 @@
 __all__ = ['Diameter', 'Bracket', 'diameter_brackets', 'diameter', 'diameter_bounds']
 
 # %% ../../nbs/head/03_diameter.ipynb #diameter-export-imports
-import itertools
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -14,126 +16,247 @@ from torch import Tensor
 
 # %% ../../nbs/head/03_diameter.ipynb #diameter-results
 class Diameter(NamedTuple):
-    """The largest distance between two rows, and the rows that have it."""
+    """The largest distance between two rows, and the indices of two rows that have it."""
 
     value: float
     pair: tuple[int, int]
 
 
 class Bracket(NamedTuple):
-    """Bounds of a diameter, certified from both sides, and the rows that attain the lower one."""
+    """Certified bounds of a diameter, and the indices of two rows at the lower one."""
 
     lower: float
     upper: float
     pair: tuple[int, int]
 
-# %% ../../nbs/head/03_diameter.ipynb #diameter-check
+# %% ../../nbs/head/03_diameter.ipynb #diameter-checked
 def _checked(W: Tensor) -> Tensor:
-    """The matrix without its history, or an error if it is no finite matrix of rows."""
+    """The matrix without its history in float32 or float64, or an error if it has no diameter."""
     if not W.is_floating_point():
         raise TypeError(f"W must be a floating-point tensor, got {W.dtype}")
-    if W.dim() != 2 or not len(W):
-        raise ValueError(f"W must have shape (V, D) with at least one row, got {tuple(W.shape)}")
+    if W.dim() != 2 or not W.numel():
+        raise ValueError(f"W must be a matrix (V, D) that is not empty, got shape {tuple(W.shape)}")
     W = W.detach()
-    if W.numel() and not all(math.isfinite(x) for x in torch.stack(torch.aminmax(W)).tolist()):
-        raise ValueError("W must be finite, it holds NaN or inf")
-    return W if W.dtype in (torch.float32, torch.float64) else W.float()
+    low, high = (x.item() for x in torch.aminmax(W))
+    if not (low > -1e300 and high < 1e300):
+        raise ValueError(f"W must hold finite numbers below 1e300, found {low} to {high}")
+    wide = W.dtype == torch.float64 or not 1e-30 < max(high, -low) < 1e37
+    return W.to(torch.float64 if wide else torch.float32)
 
-# %% ../../nbs/head/03_diameter.ipynb #diameter-distance
-def _distance(W: Tensor, i: int, j: int) -> float:
-    """The distance of two rows, in float64 from the rows themselves."""
-    return torch.linalg.vector_norm(W[i].double() - W[j].double()).item()
+# %% ../../nbs/head/03_diameter.ipynb #diameter-table
+def _table(W: Tensor) -> tuple[Tensor, float]:
+    """Rows x_i, |x_i|^2, 1 in float32, shape (V, D + 2), and the scale that made them."""
+    moved = W - W[:1]
+    largest = max(abs(x.item()) for x in torch.aminmax(moved))
+    if largest < 1e-30:
+        moved = moved.double()
+    scale = 2.0 ** min(-math.frexp(largest)[1], 1000)
+    table = torch.ones(len(W), W.shape[1] + 2, dtype=torch.float32, device=W.device)
+    table[:, :-2] = moved.mul_(scale)
+    table[:, -2] = torch.linalg.vector_norm(table[:, :-2], dim=1).square()
+    return table, scale
 
-# %% ../../nbs/head/03_diameter.ipynb #diameter-cloud
-class _Cloud:
-    """Rows in float32, moved and scaled so that their squared distances have a known error.
+
+def _probe(x: Tensor, square: Tensor) -> Tensor:
+    """Vectors whose products with a table's rows are squared distances to the points ``x``."""
+    return torch.cat([-2 * x, torch.ones_like(square)[..., None], square[..., None]], -1)
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-slack
+def _slack(table: Tensor) -> float:
+    """Bound on the rounding error of squared distances from products with a table's rows."""
+    return 8 * (table.shape[1] + 62) * 2.0**-24 * table[:, -2].max().item()
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever faster rounding is allowed elsewhere."""
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-search
+@dataclass
+class _Search:
+    """What is known of a diameter; lengths are in units of the table.
 
     Attributes:
-        rows: Rows minus the first row, times `scale`, shape (V, D).
-        squares: Their squared lengths, shape (V,).
-        slack: Bound on the rounding error of a squared distance made from products of `rows`.
+        W: The matrix, shape (V, D).
+        table: Rows that may still matter, shape (m, D + 2).
+        index: Their indices in `W`, shape (m,).
+        squares: Squared distances to the center in float64, wrong by at most `slack`, shape (m,).
+        center: The center in float64, shape (D,).
     """
 
-    def __init__(self, W: Tensor):
-        moved = W - W[:1]
-        if not torch.isfinite(torch.stack(torch.aminmax(moved))).all():
-            moved = W.double() - W[:1].double()
-        largest = max(abs(x.item()) for x in torch.aminmax(moved))
-        self.scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
-        self.rows = (moved * self.scale).float()
-        self.squares = torch.linalg.vector_norm(self.rows, dim=1).square()
-        self.slack = 8 * (W.shape[1] + 64) * 2.0**-24 * self.squares.max().item()
+    W: Tensor
+    table: Tensor
+    scale: float
+    slack: float
+    index: Tensor
+    squares: Tensor
+    center: Tensor
+    lower: float = 0.0
+    upper: float = math.inf
+    pair: tuple[int, int] = (0, 0)
+
+    def offer(self, i: int, j: int) -> None:
+        """Take the pair if its distance, in float64, is the largest so far."""
+        gap = (self.W[i].double() - self.W[j].double()) * self.scale
+        if (distance := torch.linalg.vector_norm(gap).item()) > self.lower:
+            self.lower, self.pair = distance, (min(i, j), max(i, j))
+
+    def radii(self) -> Tensor:
+        """Upper bounds of the distances to the center, shape (m,)."""
+        return (self.squares + self.slack).clamp(min=0).sqrt()
+
+    def bracket(self) -> Bracket:
+        """The bounds in units of `W`."""
+        return Bracket(self.lower / self.scale, max(self.lower, self.upper) / self.scale, self.pair)
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-look
+@_full_precision()
+def _start(W: Tensor) -> _Search:
+    """A search whose first center is the mean of the rows."""
+    table, scale = _table(W)
+    center = table[:, :-2].mean(0)
+    squares = table @ _probe(center, center.square().sum())
+    index = torch.arange(len(W), device=W.device)
+    return _Search(W, table, scale, _slack(table), index, squares.double(), center.double())
+
+
+@_full_precision()
+def _look(search: _Search, share: float) -> tuple[Tensor, Tensor]:
+    """Offer the farthest point and its own farthest; return a center moved there by a share."""
+    far = int(search.squares.argmax())
+    point = search.table[far, :-2]
+    squares = (search.table @ _probe(point, search.table[far, -2])).double()
+    search.offer(int(search.index[far]), int(search.index[squares.argmax()]))
+    gap = (point.double() - search.center).square().sum()
+    center = torch.lerp(search.center, point.double(), share)
+    return center, torch.lerp(search.squares, squares, share) - share * (1 - share) * gap
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-prune
+def _prune(search: _Search) -> Tensor:
+    """Lower the upper bound; return which rows may still be in the farthest pair."""
+    radii = search.radii()
+    search.upper = min(search.upper, radii.topk(2).values.sum().item())
+    return radii + radii.max() >= search.lower
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-tile
+@_full_precision()
+def _tile(search: _Search, probes: Tensor, rows: slice, columns: slice) -> None:
+    """Offer the farthest pair between two runs of rows, if it may beat the best so far."""
+    squares = probes @ search.table[columns].T
+    highest, floor = squares.max().item(), search.lower**2 - search.slack
+    if highest < floor:
+        return
+    hit = squares >= max(highest - 2 * search.slack, floor)
+    i, j = search.index[rows][hit.any(1)], search.index[columns][hit.any(0)]
+    x, y = ((search.W[k].double() - search.W[0].double()) * search.scale for k in (i, j))
+    exact = x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T
+    row, column = divmod(int(exact.argmax()), len(j))
+    search.offer(int(i[row]), int(j[column]))
+
+# %% ../../nbs/head/03_diameter.ipynb #diameter-settle
+def _settle(search: _Search, tile: int = 1024) -> Iterator[None]:
+    """Compare all rows that may matter, and pause after each row of tiles."""
+    radii = search.radii()
+    keep = (radii + radii.max() >= search.lower).nonzero().squeeze(1)
+    keep = keep[radii[keep].argsort(descending=True)]
+    radii, search.table, search.index = radii[keep], search.table[keep], search.index[keep]
+    for a in range(0, len(keep), tile):
+        end = int((radii + radii[a] >= search.lower).sum())
+        if end <= a:
+            break
+        rows = slice(a, min(a + tile, end))
+        probes = _probe(search.table[rows, :-2], search.table[rows, -2])
+        for b in range(a, end, tile):
+            _tile(search, probes, rows, slice(b, min(b + tile, end)))
+        search.upper = min(search.upper, radii[a + tile : a + tile + 2].sum().item())
+        yield
+    search.upper = search.lower
 
 # %% ../../nbs/head/03_diameter.ipynb #diameter-brackets
 def diameter_brackets(W: Tensor, passes: int = 24) -> Iterator[Bracket]:
-    """Close in on the diameter from both sides."""
-    W = _checked(W)
-    if len(W) == 1 or not W.shape[1]:
-        yield Bracket(0.0, 0.0, (0, 0))
-        return
-    cloud = _Cloud(W)
-    X, n, slack, scale = cloud.rows, cloud.squares, cloud.slack, cloud.scale
-    index = torch.arange(len(W), device=W.device)
-    center = X.mean(0)
-    along = X @ center
-    best, pair, upper = 0.0, (0, 0), math.inf
-    for step in range(passes):
-        square = n - 2 * along + center.double().square().sum().item()
-        radius = (square + slack).clamp(min=0).sqrt()
-        upper = min(upper, radius.topk(2).values.sum().item() / scale)
-        far = int(square.argmax())
-        product = X @ X[far]
-        other = int((n - 2 * product).argmax())
-        found = int(index[far]), int(index[other])
-        if (distance := _distance(W, *found)) > best:
-            best, pair = distance, found
-        keep = radius + radius.max() >= best * scale
-        m = int(keep.sum())
-        yield Bracket(best, max(best, upper), pair)
-        if m * m <= 64 * len(W):
+    """Close in on the diameter of the rows of a matrix; stop at any time.
+
+    The first brackets cost one pass over the matrix each, O(V D). If a few rows are left, or after
+    `passes`, the rest is compared pair by pair, with a bracket after each row of tiles.
+
+    Args:
+        W: The matrix, shape (V, D), any float dtype and device.
+        passes: Largest number of passes, at least 1.
+
+    Yields:
+        Brackets, lower bounds rising and upper bounds falling; in the last one they are equal.
+
+    Raises:
+        TypeError: `W` is not floating point.
+        ValueError: `W` is no matrix, is empty, or holds NaN, inf or numbers from 1e300 on; or
+            `passes` is below 1.
+    """
+    if passes < 1:
+        raise ValueError(f"passes must be at least 1, got {passes}")
+    search = _start(_checked(W))
+    if len(W) == 1:
+        search.upper = 0.0
+    for t in range(1, passes + 1 if len(W) > 1 else 1):
+        center, squares = _look(search, 1 / (t + 1))
+        keep = _prune(search)
+        yield search.bracket()
+        left = int(keep.sum())
+        if left * left <= 64 * len(W):
             break
-        step_size = 1 / (step + 2)
-        center = torch.lerp(center, X[far], step_size)
-        along = torch.lerp(along, product, step_size)
-        if 4 * m < len(X):
-            X, n, along, index = X[keep], n[keep], along[keep], index[keep]
-    square = n - 2 * along + center.double().square().sum().item()
-    radius = (square + slack).clamp(min=0).sqrt()
-    keep = (radius + radius.max() >= best * scale).nonzero().squeeze(1)
-    keep = keep[radius[keep].argsort(descending=True)]
-    X, n, index, radius = X[keep], n[keep], index[keep], radius[keep].double()
-    left = torch.cat([X, n[:, None], torch.ones_like(n)[:, None]], 1)
-    right = torch.cat([-2 * X, torch.ones_like(n)[:, None], n[:, None]], 1)
-    B = 1024
-    for a in range(0, len(X), B):
-        b = a
-        end = int((radius + radius[a] >= best * scale).sum())
-        while b < end:
-            tile = left[a : min(a + B, end)] @ right[b : min(b + B, end)].T
-            if tile.max().item() > (best * scale) ** 2 - slack:
-                hit = tile > max(tile.max().item() - 2 * slack, (best * scale) ** 2 - slack)
-                rows, columns = (
-                    index[s : s + B][: hit.shape[k]][hit.any(1 - k)] for k, s in enumerate((a, b))
-                )
-                Y, Z = ((W[r].double() - W[0].double()) * scale for r in (rows, columns))
-                exact = Y.square().sum(1)[:, None] + Z.square().sum(1) - 2 * Y @ Z.T
-                flat = int(exact.argmax())
-                found = int(rows[flat // len(columns)]), int(columns[flat % len(columns)])
-                if (distance := _distance(W, *found)) > best:
-                    best, pair = distance, found
-            b += B
-        rest = radius[a + B : a + B + 2]
-        upper = min(upper, rest.sum().item() / scale if len(rest) == 2 else 0)
-        yield Bracket(best, max(best, upper), pair)
+        search.center, search.squares = center, squares
+        if 2 * left < len(keep):
+            parts = (search.table, search.index, search.squares)
+            search.table, search.index, search.squares = (part[keep] for part in parts)
+    for _ in _settle(search):
+        yield search.bracket()
+    yield search.bracket()
 
 # %% ../../nbs/head/03_diameter.ipynb #diameter-diameter
 def diameter(W: Tensor) -> Diameter:
-    """Find the two rows farthest apart."""
+    """Find the two rows of a matrix that are farthest apart.
+
+    Exact up to the rounding of float64: the value is the pair's distance in float64, and no other
+    pair's exceeds it by more than a relative (D + 64) * 1e-15. Takes some passes over the matrix
+    if few rows are near its rim, and V^2 D operations if all are.
+
+    Args:
+        W: The matrix, shape (V, D), any float dtype and device.
+
+    Returns:
+        The largest Euclidean distance between two rows, and their indices in rising order; (0, 0)
+        where all rows are equal.
+
+    Raises:
+        TypeError: `W` is not floating point.
+        ValueError: `W` is no matrix, is empty, or holds NaN, inf or numbers from 1e300 on.
+    """
     *_, last = diameter_brackets(W)
     return Diameter(last.lower, last.pair)
 
 
 def diameter_bounds(W: Tensor, passes: int = 24) -> tuple[float, float]:
-    """Bound the diameter from both sides."""
-    *_, last = itertools.islice(diameter_brackets(W, passes), passes)
+    """Bound the largest distance between two rows from both sides, in O(V D passes).
+
+    Args:
+        W: The matrix, shape (V, D), any float dtype and device.
+        passes: Passes over the matrix, at least 1.
+
+    Returns:
+        A distance that two rows have, and one that no two rows exceed; the same number twice
+        where that few passes settle the question.
+
+    Raises:
+        TypeError: `W` is not floating point.
+        ValueError: As for `diameter`, or `passes` is below 1.
+    """
+    *_, last = islice(diameter_brackets(W, passes), passes)
     return last.lower, last.upper

@@ -1,0 +1,149 @@
+"""The exact diameter of the rows of a matrix against tiled brute force, in one run.
+
+``python -m tests.benchmarks.diameter`` writes ``book/results/benchmarks/diameter.json``, in about
+25 minutes. Both routes work in float32 by matrix products of the same tiles. Times are processor
+seconds of one thread, which a busy machine does not stretch. At the largest size brute force is
+not run: its time is that of the size before it, scaled by the square of the number of rows.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from lmgeom.figures import device
+from lmgeom.head import diameter, diameter_bounds
+from lmgeom.study.paths import results
+from lmgeom.study.records import provenance
+
+TILE = 1024
+CLOUDS = ("gaussian", "whitened", "gradient", "embedding", "Adam step", "spectrum")
+
+
+def cloud(name, n, d):
+    """One kind of rows that occur in training; the same for every call."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    if name == "gradient":  # of cross-entropy at the unigram prediction, targets after Zipf
+        p = 1 / (torch.arange(n) + 10)
+        p = p / p.sum()
+        targets = torch.multinomial(p, 4096, True, generator=generator)
+        hidden = normal(4096, d) + 0.5
+        seen = torch.zeros(n, d).index_add(0, targets, hidden / 4096)
+        return p[:, None] * hidden.mean(0) - seen
+    if name == "embedding":
+        return (0.3 * normal(n, 1)).exp() * normal(n, d) + normal(d)
+    if name == "Adam step":
+        return (0.1 * normal(n, 1)).exp() * normal(n, d).sign() + 0.3 * normal(d)
+    if name == "spectrum":
+        return F.normalize(normal(n, d) * torch.arange(1, d + 1).rsqrt())
+    return F.normalize(normal(n, d)) if name == "whitened" else normal(n, d)
+
+
+def brute_force(W):
+    """The diameter from all tiles of the upper triangle, in float32."""
+    X = W - W.mean(0)
+    squares = X.square().sum(1, keepdim=True)
+    ones = torch.ones_like(squares)
+    left, right = torch.cat([-2 * X, ones, squares], 1), torch.cat([X, squares, ones], 1)
+    highest = 0.0
+    for a in range(0, len(W), TILE):
+        for b in range(a, len(W), TILE):
+            highest = max(highest, (left[a : a + TILE] @ right[b : b + TILE].T).max().item())
+    return math.sqrt(highest)
+
+
+def seconds(function, *arguments):
+    """Processor seconds and result of one call."""
+    start = time.process_time()
+    found = function(*arguments)
+    return time.process_time() - start, found
+
+
+def measure(name, n, d, rounds, brute):
+    """All figures of one cloud; the routes alternate, after a warm-up of the fast ones."""
+    W = cloud(name, n, d)
+    times = {"exact": [], "bounds": [], "brute": []}
+    (low, high), found = diameter_bounds(W), diameter(W)
+    for repetition in range(rounds):
+        times["exact"].append(seconds(diameter, W)[0])
+        times["bounds"].append(seconds(diameter_bounds, W)[0])
+        if repetition < brute:
+            spent, value = seconds(brute_force, W)
+            times["brute"].append(spent)
+            assert abs(value / found.value - 1) < 1e-3, (name, value, found)
+    assert low <= found.value * (1 + 1e-12) <= high * (1 + 2e-12), (name, low, found, high)
+    figures = {f"{key}_seconds": statistics.median(t) for key, t in times.items() if t}
+    free = 2 * torch.linalg.vector_norm(W, dim=1).max().item()
+    return figures | {
+        "diameter": found.value,
+        "pair": found.pair,
+        "bounds_ratio": high / low,
+        "share_of_free_bound": found.value / free,
+        "exact_rounds": rounds,
+        "brute_rounds": brute,
+    }
+
+
+def compare(n, found, earlier):
+    """Complete the figures of one size: brute force extrapolated if not run, and the ratio."""
+    for name, figures in found.items():
+        if "brute_seconds" not in figures:
+            size, before = earlier
+            figures["brute_seconds"] = before[name]["brute_seconds"] * (n / size) ** 2
+        figures["speed_ratio"] = figures["brute_seconds"] / figures["exact_seconds"]
+
+
+def main():
+    """Measure every cloud at every size and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8192, 50_257, 200_000])
+    parser.add_argument("--dim", type=int, default=768)
+    parser.add_argument("--rounds", type=int, default=5, help="timed calls of the fast routes")
+    parser.add_argument("--brute", type=int, default=5, help="timed calls of brute force")
+    parser.add_argument("--quadratic", type=int, default=60_000, help="largest size of slow calls")
+    parser.add_argument("--out", type=Path, help="the record; by default the book's")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    out = args.out or results() / "benchmarks" / "diameter.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    clouds, earlier = {}, None
+    for n in args.rows:
+        small = n <= args.quadratic
+        names = CLOUDS if small else ("gradient", "embedding")
+        found = {
+            name: measure(name, n, args.dim, args.rounds, args.brute if small else 0)
+            for name in names
+        }
+        compare(n, found, earlier)
+        clouds[str(n)], earlier = found, (n, found)
+    judged = [found for n, found in clouds.items() if int(n) <= args.quadratic]
+    wanted = [judged[-1][name] for name in ("gradient", "embedding")]
+    record = {
+        "benchmark": "diameter",
+        "dim": args.dim,
+        "least_speed_ratio": min(row["speed_ratio"] for row in wanted),
+        "least_any_ratio": min(row["speed_ratio"] for rows in judged for row in rows.values()),
+        "least_bounds_margin": min(
+            math.sqrt(2) / row["bounds_ratio"] for rows in clouds.values() for row in rows.values()
+        ),
+        "clouds": clouds,
+        "threads": 1,
+        "load_average": round(os.getloadavg()[0], 2),
+        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
