@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .digits import base
-from .embedding import LEV, _require_size, distinct_ids, lev_parameters, seed
+from .embedding import LEV, _require_size, distinct_ids, lev_parameters, seed, uncompiled
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-computed
 class ComputedRows(nn.Module):
     """An input that computes its rows: a subclass has `vocab_size`, `output` and `rows(ids)`."""
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids, computing the row of each distinct id once.
 
@@ -37,7 +37,7 @@ class ComputedRows(nn.Module):
         distinct, inverse = distinct_ids(ids, self.vocab_size)
         return F.embedding(inverse, self.rows(distinct).to(self.output.dtype))
 
-    @torch.compiler.disable
+    @uncompiled
     def table(self) -> Tensor:
         """Compute the rows that a lookup table would hold, shape (V, D); differentiable."""
         blocks = torch.arange(self.vocab_size, device=self.output.device).split(4096)
@@ -199,7 +199,7 @@ class PermutedLEV(nn.Module):
         """The seed, as ``print`` shows it."""
         return f"permutation_seed={self.permutation_seed}"
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, ids: Tensor, *, chunk: int | None = None) -> Tensor:
         """Embed token ids as `LEV` does, each under its other name.
 

@@ -2,10 +2,13 @@
 
 # %% auto #0
 __all__ = ['NORM_EPS', 'BLOCK', 'seed', 'coordinates', 'lev_parameters', 'distinct_ids', 'direct_head', 'lev_rows',
-           'recomputed_rows', 'LEV']
+           'recomputed_rows', 'uncompiled', 'LEV']
 
 # %% ../../nbs/lev/03_lev.ipynb #lev-export-imports
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -197,6 +200,18 @@ def recomputed_rows(layer: "LEV", ids: Tensor, chunk: int | None) -> Tensor:
     parts = [checkpoint(lev_rows, layer, block, chunk, **again) for block in ids.split(BLOCK)]
     return torch.cat(parts)
 
+# %% ../../nbs/lev/03_lev.ipynb #lev-uncompiled
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have `torch.compile` call a function as it is; load the compiler only if there is one."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
 # %% ../../nbs/lev/03_lev.ipynb #lev-layer
 class LEV(nn.Module):
     """Embed token ids on a smooth surface: digits, seed, splines, products, sum over heads.
@@ -280,7 +295,7 @@ class LEV(nn.Module):
             f"learned_spacing={self.spline_scale is not None}, {options}"
         )
 
-    @torch.compiler.disable
+    @uncompiled
     def forward(self, ids: Tensor, *, chunk: int | None = None) -> Tensor:
         """Embed token ids, evaluating each distinct id once.
 
@@ -301,7 +316,7 @@ class LEV(nn.Module):
         rows = recomputed_rows if self.gradient_checkpointing else lev_rows
         return F.embedding(inverse, rows(self, distinct, chunk))
 
-    @torch.compiler.disable
+    @uncompiled
     def table(self, *, chunk: int | None = None) -> Tensor:
         """Embed the whole vocabulary; differentiable, with intermediate values recomputed.
 

@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['LEV_PRODUCTS', 'INPUTS', 'HEADS', 'presets', 'ARCHITECTURES', 'Input', 'lookup_table', 'computed', 'TiedHead', 'Head',
-           'require', 'is_count', 'check_number', 'check_widths', 'check_options', 'Config', 'Presets', 'arms',
-           'tapered', 'depth_arms', 'Budget', 'parameters']
+           'require', 'is_count', 'check_number', 'check_widths', 'Undrawn', 'check_options', 'Config', 'Presets',
+           'arms', 'tapered', 'depth_arms', 'Budget', 'parameters']
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-imports
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, LmgeomError
 from ..lev import LEV, lev_parameters
@@ -153,6 +154,17 @@ def check_widths(value: Any, layers: int) -> int | tuple[int, ...]:
     require("mlp_width", value, all(map(is_count, value)), "must be positive integers")
     return tuple(value)
 
+# %% ../../nbs/lm/01_config.ipynb #cfg-undrawn
+class Undrawn(TorchFunctionMode):
+    """Leave tensors as they are where `torch.nn.init.normal_` would fill them."""
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Return the tensor, or what any other function makes of its arguments."""
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
+
 # %% ../../nbs/lm/01_config.ipynb #cfg-options
 def check_options(name: str, options: Any, choice: str, build: Callable, *size, **shared) -> dict:
     """Return a copy of options: JSON values that `build(*size, **shared, **options)` accepts."""
@@ -169,7 +181,7 @@ def check_options(name: str, options: Any, choice: str, build: Callable, *size, 
     right = "values must be numbers, strings, booleans or lists of them"
     require(name, options, own == options, right)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             build(*size, **shared, **own)
     except LmgeomError:
         raise

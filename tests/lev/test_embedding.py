@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmgeom.lev import LEV, base, digits, lev_parameters
+from lmgeom.lev import LEV, base, digits, embedding, lev_parameters
 from lmgeom.lev.embedding import coordinates, seed
 from lmgeom.lev.product import (
     SplineProduct,
@@ -457,12 +457,20 @@ def test_half_precision_parameters_are_computed_in_float32():
     assert torch.equal(out, copy.deepcopy(layer).float()(ids).bfloat16())
 
 
-def test_compiled_models_may_hold_it():
-    model = nn.Sequential(build(dtype=torch.float32), nn.Linear(6, 2))
-    ids = torch.arange(9)
+def test_compiled_models_call_it_as_it_is(monkeypatch):
+    model, compiling = nn.Sequential(build(dtype=torch.float32), nn.Linear(6, 2)), []
+    rows = embedding.lev_rows
+
+    def watched(*args):
+        compiling.append(torch.compiler.is_compiling())
+        return rows(*args)
+
+    monkeypatch.setattr(embedding, "lev_rows", watched)
     compiled = torch.compile(model, backend="eager")
-    assert torch.allclose(compiled(ids), model(ids))
-    compiled(ids).sum().backward()
+    for n in (9, 5, 12):
+        assert torch.allclose(compiled(torch.arange(n)), model(torch.arange(n)), atol=1e-6)
+    compiled(torch.arange(9)).sum().backward()
+    assert compiling == 7 * [False]
 
 
 def test_repr_names_the_sizes_and_options():
