@@ -8,6 +8,7 @@ A mixer is a module built as `Mixer(dim, heads, *, context, rope_base, **options
   leaves the given one as it was. Generation uses it. Any cut of a text into pieces, with the state
   carried over, gives the output of the whole text. States are named tuples.
 
+`mixer.levels` is the number of MLPs in the chain that follows it in a layer, nearly always 1.
 Two static methods count the cost. `parameter_count(dim, heads, **options)` is the number of
 parameters, and `flops_per_token(dim, heads, tokens, **options)` the forward FLOPs a token of the
 matrix products on a text of `tokens` tokens, beyond two for each parameter.
@@ -23,6 +24,15 @@ from lmgeom.mixers.attention import (
     visible,
 )
 from lmgeom.mixers.gated import GatedAttention
+from lmgeom.mixers.hope import (
+    Cadence,
+    ContinuumMemory,
+    Hope,
+    HopeAttention,
+    chain,
+    level_periods,
+    level_widths,
+)
 from lmgeom.mixers.memory import (
     DeepState,
     Gates,
@@ -40,15 +50,21 @@ MIXERS = {
     "titans-mag": TitansMAG,
     "titans-mal": TitansMAL,
     "titans-mac": TitansMAC,
+    "hope-attention": HopeAttention,
+    "hope": Hope,
 }
 
 __all__ = [
     "MIXERS",
     "Attention",
+    "Cadence",
+    "ContinuumMemory",
     "DeepState",
     "GatedAttention",
     "Gates",
     "HeadNorm",
+    "Hope",
+    "HopeAttention",
     "KeyValues",
     "LinearState",
     "NeuralMemory",
@@ -57,7 +73,10 @@ __all__ = [
     "TitansMAC",
     "TitansMAG",
     "TitansMAL",
+    "chain",
     "deep_memory",
+    "level_periods",
+    "level_widths",
     "linear_memory",
     "rotary_angles",
     "rotate",

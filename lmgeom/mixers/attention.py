@@ -172,6 +172,8 @@ class Attention(nn.Module):
             a positive integer, or `persistent` is not an integer from 0 on.
     """
 
+    levels = 1  # MLPs that follow the mixer in each layer
+
     def __init__(
         self,
         dim: int,

@@ -181,6 +181,8 @@ class TitansLMM(nn.Module):
         ConfigError: If a setting cannot work.
     """
 
+    levels = 1  # MLPs that follow the mixer in each layer
+
     def __init__(
         self,
         dim: int,

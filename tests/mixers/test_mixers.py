@@ -20,10 +20,14 @@ CASES = [
     ("titans-lmm", {"chunk": 7, "momentum": 0.0}),
     ("titans-lmm", {"depth": 2, "chunk": 5, "momentum": 0.9}),
     ("titans-mag", {"window": 5, "chunk": 7}),
-    ("titans-mag", {"window": None, "persistent": 0, "depth": 3, "chunk": 1}),
+    ("titans-mag", {"window": None, "persistent": 0, "depth": 3, "chunk": 3}),
     ("titans-mal", {"window": 5, "qk_norm": True, "chunk": 4}),
     ("titans-mac", {"chunk": 5, "qk_norm": True}),
     ("titans-mac", {"chunk": 8, "depth": 2, "persistent": 0}),
+    ("hope-attention", {}),
+    ("hope-attention", {"levels": 3, "window": 4, "qk_norm": True}),
+    ("hope", {}),
+    ("hope", {"levels": 1, "chunk": 5}),
 ]
 every_case = pytest.mark.parametrize(("name", "options"), CASES)
 
