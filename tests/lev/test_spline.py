@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import BSpline
 
-from lmgeom.lev.spline import basis, bspline, live_knots, live_slopes
+from lmgeom.lev.spline import basis, bspline, live_knots, live_slopes, stretch
 
 POINT = st.floats(0, 1, allow_subnormal=False)
 POINTS = st.lists(POINT, min_size=1, max_size=20)
@@ -109,6 +109,21 @@ def test_slopes_match_scipy(points, n_knots):
     index = live_knots(t, n_knots)[0][:, None] + torch.arange(3)
     expected = torch.from_numpy(scipy_basis(t.numpy(), n_knots, nu=1)).gather(-1, index)
     assert (live_slopes(t, n_knots, normalize=False) - expected).abs().max() < 1e-11 * n_knots
+
+
+@given(POINTS, KNOTS, st.floats(0.5, 100))
+def test_stretched_points_read_moved_knots(points, n_knots, scale):
+    t = tensor(points)
+    knots = 0.5 + (torch.arange(n_knots, dtype=torch.float64) - (n_knots - 1) / 2) / scale
+    moved = bspline((t.clamp(knots[0], knots[-1])[:, None] - knots) * scale)
+    found = basis(stretch(t, torch.tensor(scale, dtype=torch.float64), n_knots), n_knots, False)
+    assert (found - moved).abs().max() < 1e-11 * n_knots
+
+
+@given(POINTS, KNOTS)
+def test_stretching_to_the_fixed_spacing_moves_nothing(points, n_knots):
+    t = tensor(points)
+    assert (stretch(t, torch.tensor(n_knots - 1.0), n_knots) - t).abs().max() < 1e-15
 
 
 def test_gradcheck():
