@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .diameter import diameter
+from .diameter import checked_rows, diameter
 from .hilbert import range_seminorm
 
 # %% ../../nbs/head/02_theorem.ipynb #theorem-sets
@@ -105,7 +105,7 @@ def hilbert_bound(
 
     Exact, for steps of any size: the hidden state that comes back reaches the bound. With a soft
     cap the bound is reached to first order, by a head that saturates all other tokens. Works on a
-    float64 copy; compares all pairs near the rim where the inputs have a center or a bias changes.
+    float64 copy. With a bias, or inputs that have a center, it compares all pairs near the rim.
 
     Args:
         step: Update S of the head, shape (V, D).
@@ -118,10 +118,12 @@ def hilbert_bound(
 
     Raises:
         TypeError: `step` is not floating point.
-        ValueError: `step` is no matrix, is empty, or holds NaN or inf.
+        ValueError: `step` is no matrix or is empty, or it or `bias` holds NaN or inf.
     """
-    rows = step.detach().double()
+    rows = checked_rows(step).double()
     extra = rows.new_zeros(len(rows)) if bias is None else bias.detach().to(rows)
+    if not torch.isfinite(extra).all():
+        raise ValueError("the bias must be finite, found NaN or inf")
     if softcap:
         rows, extra = F.pad(rows, (0, 0, 0, 1)), F.pad(extra, (0, 1))
     lift = inputs.offset(rows) + extra
