@@ -25,7 +25,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-__all__ = ["COLORS", "CYCLE", "footer", "label", "row_cloud", "shift", "table", "use"]
+__all__ = [
+    "COLORS",
+    "CYCLE",
+    "band",
+    "footer",
+    "intervals",
+    "label",
+    "pending",
+    "row_cloud",
+    "screening",
+    "shift",
+    "table",
+    "use",
+]
 
 STYLE = Path(__file__).with_name("lmgeom.mplstyle")
 
@@ -80,6 +93,67 @@ def label(
     defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
     settings = {**defaults, **kwargs}
     return ax.annotate(text, (x, y), color=COLORS.get(color, color), **settings)
+
+
+def intervals(
+    ax: Axes, at: Sequence[float], found: Sequence[Any], color: str, *, across: bool = False
+) -> None:
+    """Draw means as points and their intervals as lines.
+
+    Args:
+        ax: Axes to draw on.
+        at: Where each stands, data units.
+        found: Objects with `mean`, `low` and `high`; None draws nothing.
+        color: A color, or a name out of `COLORS`.
+        across: Draw along x, as for rows of a list, and not along y.
+    """
+    color = COLORS.get(color, color)
+    for place, one in zip(at, found, strict=True):
+        if one is not None:
+            line, point = ([place, place], [one.low, one.high]), (place, one.mean)
+            ax.plot(*(line[::-1] if across else line), "-", color=color)
+            ax.plot(*(point[::-1] if across else point), "o", ms=4, color=color)
+
+
+def band(ax: Axes, x: Sequence[float], found: Sequence[Any], color: str) -> None:
+    """Draw means as a curve and their intervals as a band.
+
+    Args:
+        ax: Axes to draw on.
+        x: Positions, data units.
+        found: Objects with `mean`, `low` and `high`, one a position.
+        color: A color, or a name out of `COLORS`.
+    """
+    color = COLORS.get(color, color)
+    low, high = [one.low for one in found], [one.high for one in found]
+    ax.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
+    ax.plot(x, [one.mean for one in found], color=color)
+
+
+def screening(
+    ax: Axes, trials: Sequence[tuple[float, float]], text: str, color: str
+) -> tuple[float, float]:
+    """Draw the trials of one arm and circle the best one.
+
+    Args:
+        ax: Axes to draw on.
+        trials: (learning rate, loss), one or more, in order of the rate.
+        text: Name of the arm.
+        color: A color, or a name out of `COLORS`.
+
+    Returns:
+        The trial with the lowest loss.
+    """
+    color, best = COLORS.get(color, color), min(trials, key=lambda trial: trial[1])
+    ax.plot(*zip(*trials, strict=True), "o-", color=color)
+    ax.plot(*best, "o", markersize=11, fillstyle="none", color=color)
+    label(ax, *trials[-1], text, color)
+    return best
+
+
+def pending(ax: Axes, text: str) -> None:
+    """Say in an empty panel why nothing is drawn in it."""
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=COLORS["muted"])
 
 
 def row_cloud(ax: Axes, rows: Any, pair: tuple[int, int] | None = None) -> None:

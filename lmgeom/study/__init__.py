@@ -1,20 +1,25 @@
 """Runs and their records, paired statistics, and verdicts on claims."""
 
-from lmgeom.study.claims import claims_box, judge, load_claims
+from lmgeom.study.claims import claims_box, claims_list, judge, load_claims
 from lmgeom.study.records import load_records, record
 from lmgeom.study.statistics import (
+    comparison_table,
     matched_shares,
     paired,
     paired_arms,
     paired_curve,
     paired_slope,
     paired_strata,
+    paired_trend,
     ratios,
     tokens_to_match,
+    trials,
 )
 
 __all__ = [
     "claims_box",
+    "claims_list",
+    "comparison_table",
     "judge",
     "load_claims",
     "load_records",
@@ -24,7 +29,9 @@ __all__ = [
     "paired_curve",
     "paired_slope",
     "paired_strata",
+    "paired_trend",
     "ratios",
     "record",
     "tokens_to_match",
+    "trials",
 ]

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['NUMBER', 'PAIR', 'RULES', 'OPTIONS', 'WORDS', 'LIMITS', 'ANSWERS', 'REQUIRED', 'UNANSWERED', 'STRENGTH', 'JUDGES',
            'load_claims', 'Verdict', 'judge_interval', 'weakest', 'judge_flat', 'judge', 'load_outcomes', 'check_tests',
-           'table', 'claims_box']
+           'table', 'claims_box', 'claims_list']
 
 # %% ../../nbs/study/04_claims.ipynb #claims-imports
 import html
@@ -193,10 +193,6 @@ def _judge_benchmark(rule: Mapping[str, Any], folder: Path) -> Verdict:
     return Verdict("holds" if met else "fails", text)
 
 # %% ../../nbs/study/04_claims.ipynb #claims-differences
-def _words(interval: Any) -> str:
-    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
-
-
 def _interval_verdict(interval: Any, threshold: float = 0.0) -> str:
     return judge_interval(interval.mean, interval.low, interval.high, threshold)
 
@@ -206,11 +202,11 @@ def _difference(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     pair = paired_arms(records, *names)
     if pair is None:
         return None
-    word, text = _interval_verdict(pair, rule.get("threshold", 0.0)), f"{_words(pair)} nats"
+    word, text = _interval_verdict(pair, rule.get("threshold", 0.0)), f"{pair} nats"
     if rule.get("behind_at_first"):
         tokens, first = paired_curve(records, *names)[0]
         word = weakest(judge_interval(-first.mean, -first.high, -first.low), word)
-        text = f"at {tokens:,} tokens {_words(first)}, at the end {text}"
+        text = f"at {tokens:,} tokens {first}, at the end {text}"
     return Verdict(word, text)
 
 
@@ -219,7 +215,7 @@ def _each(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     if None in found:
         return None
     word = weakest(*(_interval_verdict(pair) for pair in found))
-    return Verdict(word, f"{', '.join(_words(pair) for pair in found)} nats")
+    return Verdict(word, f"{', '.join(map(str, found))} nats")
 
 
 def _common(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
@@ -239,7 +235,7 @@ def _trend(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     if slope is None:
         return None
     means = (paired_arms(records, *pair, rule["metric"]).mean for pair in rule["pairs"])
-    text = f"{_words(slope)} nats a doubling of parameters"
+    text = f"{slope} nats a doubling of parameters"
     return Verdict(
         _interval_verdict(slope), f"{text}, from {', '.join(f'{m:+.4f}' for m in means)}"
     )
@@ -276,8 +272,8 @@ def _rare(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     rare, frequent = [enough[0]], [enough[-1]]
     alone, contrast = found.interval(rare), found.interval(rare, less=frequent)
     word = weakest(_interval_verdict(alone), _interval_verdict(contrast))
-    text = f"frequency {_stratum_name(rare)}: {_words(alone)} nats"
-    return Verdict(word, f"{text}, less {_stratum_name(frequent)}: {_words(contrast)}")
+    text = f"frequency {_stratum_name(rare)}: {alone} nats"
+    return Verdict(word, f"{text}, less {_stratum_name(frequent)}: {contrast}")
 
 
 def _flat(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
@@ -287,7 +283,7 @@ def _flat(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     group = [s for s in range(1, len(EDGES) + 1) if EDGES[s - 1] >= rule["above"] * (1 - 1e-9)]
     interval = found.interval(group)
     word = judge_flat(*interval, within=rule["within"])
-    return Verdict(word, f"frequency {_stratum_name(group)}: {_words(interval)} nats")
+    return Verdict(word, f"frequency {_stratum_name(group)}: {interval} nats")
 
 # %% ../../nbs/study/04_claims.ipynb #claims-judge-rule
 JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
@@ -414,7 +410,26 @@ def claims_box(*names: str) -> Any:
     """
     from IPython.display import HTML
 
+    return HTML(table(_named(names)))
+
+
+def claims_list(*names: str) -> Any:
+    """Display the verdicts on the named claims as a list, each with its claim and evidence.
+
+    Raises:
+        RecordError: a name is not in the ledger.
+    """
+    from IPython.display import Markdown
+
+    lines = []
+    for claim in _named(names):
+        found = judge(claim)
+        lines.append(f"- **{claim['id']}: {found.verdict}.** {claim['claim']} {found.evidence}.")
+    return Markdown("\n".join(lines))
+
+
+def _named(names: Sequence[str]) -> list[dict[str, Any]]:
     claims = load_claims()
     if unknown := [name for name in names if name not in claims]:
         raise RecordError(f"unknown claim {unknown[0]!r}; known: {', '.join(claims)}")
-    return HTML(table(claims[name] for name in names))
+    return [claims[name] for name in names]

@@ -126,3 +126,40 @@ def test_shift_finds_the_greatest_rise_and_fall_among_many():
     moves = [np.ptp(line.get_ydata()) for line in ax.lines if len(line.get_ydata()) == 2]
     assert sorted(moves)[-2:] == pytest.approx([2, 3])
     assert len(moves) <= 42
+
+
+class Found:
+    """A mean with an interval."""
+
+    low, mean, high = 1.0, 2.0, 4.0
+
+
+def test_intervals_stand_upright_or_lie_and_leave_out_what_is_missing():
+    upright, across = Figure().subplots(1, 2)
+    figures.intervals(upright, [5, 6], [Found, None], "lev")
+    figures.intervals(across, [5], [Found], "lev", across=True)
+    assert [line.get_xydata().tolist() for line in upright.lines] == [[[5, 1], [5, 4]], [[5, 2]]]
+    assert [line.get_xydata().tolist() for line in across.lines] == [[[1, 5], [4, 5]], [[2, 5]]]
+
+
+def test_a_band_goes_from_low_to_high_around_the_mean():
+    ax = Figure().subplots()
+    figures.band(ax, [0, 1], [Found, Found], "tied")
+    assert ax.lines[0].get_ydata().tolist() == [2, 2]
+    assert ax.collections[0].get_paths()[0].get_extents().intervaly.tolist() == [1, 4]
+
+
+def test_the_best_trial_is_circled():
+    ax = Figure().subplots()
+    trials = [(0.001, 5.0), (0.002, 4.0), (0.004, 4.5)]
+    assert figures.screening(ax, trials, "lev", "lev") == (0.002, 4.0)
+    curve, circle = ax.lines
+    assert curve.get_xydata().tolist() == [list(trial) for trial in trials]
+    assert (circle.get_xydata().tolist(), circle.get_fillstyle()) == ([[0.002, 4.0]], "none")
+    assert ax.texts[0].get_text() == "lev"
+
+
+def test_an_empty_panel_says_why():
+    ax = Figure().subplots()
+    figures.pending(ax, "no record yet")
+    assert ax.texts[0].get_text() == "no record yet"

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from lmgeom.errors import RecordError
-from lmgeom.study import judge, load_claims
+from lmgeom.study import claims_box, claims_list, judge, load_claims
 from lmgeom.study.claims import JUDGES, check_tests, judge_interval, table
 from lmgeom.study.records import FIELDS, record
 from lmgeom.study.statistics import stratify
@@ -297,3 +297,14 @@ def test_a_table_escapes_what_it_shows(tmp_path):
     page = table([BASE | {"id": "a", "claim": "x < `y`", "open": "none"}])
     assert "x &lt; <code>y</code>" in page
     assert "not attempted" in page
+
+
+def test_claims_are_shown_as_a_table_and_as_a_list():
+    claim = load_claims()["lev-perplexity-200m"]
+    assert claims_list(claim["id"]).data.startswith(
+        f"- **{claim['id']}: not at our scale.** {claim['claim']} Needs 4.2B"
+    )
+    assert f'id="claim-{claim["id"]}"' in claims_box(claim["id"]).data
+    for show in (claims_box, claims_list):
+        with pytest.raises(RecordError, match="unknown claim 'lev-best'"):
+            show("lev-best")

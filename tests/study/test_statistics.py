@@ -9,11 +9,16 @@ from lmgeom.study import paired, paired_arms, paired_curve, ratios, tokens_to_ma
 from lmgeom.study.statistics import (
     BLOCKS,
     EDGES,
+    STRATA,
+    Interval,
+    comparison_table,
     matched_shares,
     paired_slope,
     paired_strata,
+    paired_trend,
     stratify,
     stratum,
+    trials,
 )
 
 losses = st.lists(st.floats(1, 10), min_size=2, max_size=6)
@@ -250,3 +255,52 @@ def test_matched_shares_are_of_the_baselines_budget():
         run("x", 2, 3.0, [(100, 5.0)]),
     ]
     assert matched_shares(records, "x", "y", "val") == {0: pytest.approx(0.5), 1: None}
+
+
+def test_intervals_are_written_in_one_way():
+    assert str(paired([1.0, 2.0], [1.5, 2.5])) == "-0.5000 [-0.5000, -0.5000]"
+    assert f"{Interval(0.1, -0.00004, 0.2)}" == "+0.1000 [-0.0000, +0.2000]"
+
+
+def test_comparisons_name_who_and_where_and_what_is_missing():
+    records = [run("a", seed, 4.0) for seed in (0, 1)] + [run("b", seed, 4.1) for seed in (0, 1)]
+    rows = comparison_table(records, [("a", "b"), ("a", "c")], ["val"])
+    assert rows["arms"] == ("a minus b", "a minus c")
+    assert rows["nats, 95 % interval"] == ("-0.1000 [-0.1000, -0.1000]", "fewer than two pairs")
+    assert rows["1 - 1/ratio"][0] == "+9.52%"
+    assert rows["ratio - 1"] == ("+10.52%", "")
+    with pytest.raises(RecordError, match="unknown metric 'c4'"):
+        comparison_table(records, [("a", "b")], ["c4"])
+
+
+def test_trials_are_those_of_one_arm_in_order_of_the_rate():
+    made = [("lev-lr2", 2, 5.0), ("lev-lr1", 1, 6.0), ("lev-permuted-lr1", 1, 7.0)]
+    records = [run(arm, 0, val) | {"config": {"train": {"lr": lr}}} for arm, lr, val in made]
+    assert trials(records, "lev") == [(1, 6.0), (2, 5.0)]
+    assert trials(records, "tied") == []
+
+
+def test_a_trend_reads_the_second_half():
+    gap = {10: 9.0, 20: 0.3, 30: 0.3 + 0.1 * np.log2(1.5), 40: 0.4}
+    records = [run("a", s, 0, [(t, 5 + s + d) for t, d in gap.items()]) for s in (0, 1)]
+    records += [run("b", s, 0, [(t, 5 + s) for t in gap]) for s in (0, 1)]
+    assert paired_trend(records, "a", "b", "val").mean == pytest.approx(0.1)
+    assert paired_trend(records[:3], "a", "b", "val") is None
+    once = [r | {"curve": r["curve"][:1]} for r in records]
+    assert paired_trend(once, "a", "b", "val") is None
+
+
+def test_strata_with_few_targets_are_left_out():
+    assert [float(name.strip("<>")) for name in STRATA] == [EDGES[0], *EDGES[:-1], EDGES[-1]]
+    strata, documents = np.array([2] * 5 + [4] * 20), np.arange(25) % 5
+    nats = strata.astype(np.float32)
+    records = [
+        strata_run(arm, seed, {"val/a": (strata, nats + shift, documents)})
+        for arm, shift in (("x", 0), ("y", 0.5))
+        for seed in (0, 1)
+    ]
+    found = paired_strata(records, "x", "y", "val/a")
+    assert [(k, n) for k, n, _ in found.rows(1)] == [(2, 5), (4, 20)]
+    ((k, n, interval),) = found.rows(6)
+    assert (k, n) == (4, 20)
+    assert interval == pytest.approx((-0.5, -0.5, -0.5))
