@@ -47,6 +47,12 @@ class ComputedRows(nn.Module):
 TABLE_STD = 0.02
 
 
+def _require_sizes(**sizes: int) -> None:
+    """Check that every size is an integer of at least 1."""
+    for name, size in sizes.items():
+        _require_size(name, size)
+
+
 class FactorizedEmbedding(ComputedRows):
     """Look up a short row and widen it: a table of rank e (Lan et al. 2020, section 3.1).
 
@@ -64,8 +70,7 @@ class FactorizedEmbedding(ComputedRows):
 
     def __init__(self, vocab_size: int, dim: int, *, rank: int) -> None:
         super().__init__()
-        for name, size in {"vocab_size": vocab_size, "dim": dim, "rank": rank}.items():
-            _require_size(name, size)
+        _require_sizes(vocab_size=vocab_size, dim=dim, rank=rank)
         self.vocab_size, self.dim = vocab_size, dim
         self.weight = nn.Parameter(torch.empty(vocab_size, rank))
         self.output = nn.Parameter(torch.empty(rank, dim))
@@ -112,8 +117,7 @@ class FactoredMLP(ComputedRows):
         self, vocab_size: int, dim: int, *, n_digits: int = 3, seed_dim: int = 128, inner: int
     ) -> None:
         super().__init__()
-        for name, size in {"dim": dim, "seed_dim": seed_dim, "inner": inner}.items():
-            _require_size(name, size)
+        _require_sizes(dim=dim, seed_dim=seed_dim, inner=inner)
         self.vocab_size, self.dim = vocab_size, dim
         self.codebooks = nn.Parameter(torch.empty(n_digits, base(vocab_size, n_digits), seed_dim))
         self.hidden = nn.Parameter(torch.empty(seed_dim, inner))
@@ -231,7 +235,21 @@ PermutedLEV.__signature__ = inspect.Signature(
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-counts
 def factorized_parameters(vocab_size: int, dim: int, *, rank: int) -> dict[str, int]:
-    """Count the parameters of `FactorizedEmbedding`, of these arguments, by part and in total."""
+    """Count the parameters of `FactorizedEmbedding` by formula, without building it.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        rank: Width of the short rows e.
+
+    Returns:
+        Exact counts for weight, output, and their total.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1.
+    """
+    _require_sizes(vocab_size=vocab_size, dim=dim, rank=rank)
     parts = {"weight": vocab_size * rank, "output": rank * dim}
     return parts | {"total": sum(parts.values())}
 
@@ -239,7 +257,23 @@ def factorized_parameters(vocab_size: int, dim: int, *, rank: int) -> dict[str, 
 def factored_parameters(
     vocab_size: int, dim: int, *, n_digits: int = 3, seed_dim: int = 128, inner: int
 ) -> dict[str, int]:
-    """Count the parameters of `FactoredMLP`, of these arguments, by part and in total."""
+    """Count the parameters of `FactoredMLP` by formula, without building it.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        n_digits: Digits an id is written with, k.
+        seed_dim: Width of the seed s.
+        inner: Hidden units m.
+
+    Returns:
+        Exact counts for codebooks, hidden, bias, output, and their total.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1.
+    """
+    _require_sizes(dim=dim, seed_dim=seed_dim, inner=inner)
     parts = {
         "codebooks": n_digits * base(vocab_size, n_digits) * seed_dim,
         "hidden": seed_dim * inner,
@@ -250,30 +284,80 @@ def factored_parameters(
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-counts-thin
 def flat_parameters(vocab_size: int, dim: int, *, code_dim: int, inner: int) -> dict[str, int]:
-    """Count the parameters of `FlatMLP`, of these arguments, by part and in total."""
+    """Count the parameters of `FlatMLP` by formula, without building it.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        code_dim: Width of the codes e.
+        inner: Hidden units m.
+
+    Returns:
+        Exact counts for codebooks, hidden, bias, output, and their total.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1.
+    """
+    _require_size("code_dim", code_dim)
     return factored_parameters(vocab_size, dim, n_digits=1, seed_dim=code_dim, inner=inner)
 
 
 def permuted_parameters(
     vocab_size: int, dim: int, *, permutation_seed: int = 0, **options
 ) -> dict[str, int]:
-    """Count the parameters of `PermutedLEV`: those of its `LEV`, by part and in total."""
+    """Count the parameters of `PermutedLEV` by formula, without building it.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        permutation_seed: Adds no parameters.
+        **options: Options of `LEV`.
+
+    Returns:
+        The counts of `lev_parameters`.
+    """
     return lev_parameters(vocab_size, dim, **options)
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-match
 def nearest_count(target: int, fixed: int, each: int) -> int:
     """Find the integer n of at least 1 for which ``fixed + n * each`` is nearest to a target.
 
+    Args:
+        target: Parameters wanted, at least 1.
+        fixed: Parameters that do not depend on n, at least 0.
+        each: Parameters for each unit of n, at least 1.
+
+    Returns:
+        The nearest n, the larger one of two that are equally near.
+
     Raises:
-        ValueError: Even n = 1 exceeds the target.
+        TypeError: An argument is not an integer.
+        ValueError: An argument is too small, or even n = 1 exceeds the target.
     """
+    _require_sizes(target=target, each=each)
+    _require_size("fixed", fixed, least=0)
     if fixed + each > target:
         raise ValueError(f"cannot match {target} parameters: the smallest has {fixed + each}")
     return (2 * (target - fixed) + each) // (2 * each)
 
-
+# %% ../../nbs/lev/05_baselines.ipynb #baselines-match-rivals
 def match_factorized(vocab_size: int, dim: int, target: int) -> dict[str, int]:
-    """Choose the rank for which `FactorizedEmbedding` has nearest to `target` parameters."""
+    """Choose the rank for which `FactorizedEmbedding` has nearest to `target` parameters.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        target: Parameters wanted.
+
+    Returns:
+        Options of `FactorizedEmbedding`.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1, or the smallest such layer is larger.
+    """
+    _require_sizes(vocab_size=vocab_size, dim=dim)
     return {"rank": nearest_count(target, 0, vocab_size + dim)}
 
 
@@ -281,7 +365,20 @@ def match_flat(vocab_size: int, dim: int, target: int) -> dict[str, int]:
     """Choose sizes for which `FlatMLP` has nearest to `target` parameters.
 
     The codes are as wide as half of the parameters allow; the network gets the rest.
+
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        target: Parameters wanted.
+
+    Returns:
+        Options of `FlatMLP`.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1, or the smallest such layer is larger.
     """
+    _require_sizes(vocab_size=vocab_size, dim=dim, target=target)
     code_dim = max(1, target // (2 * vocab_size))
     inner = nearest_count(target, code_dim * vocab_size, code_dim + 1 + dim)
     return {"code_dim": code_dim, "inner": inner}
@@ -292,8 +389,21 @@ def match_factored(
 ) -> dict[str, int]:
     """Choose `inner` for which `FactoredMLP` has nearest to `target` parameters.
 
-    The codebooks are those of the LEV that it is compared with.
+    Args:
+        vocab_size: Number of token ids V.
+        dim: Width of the model D.
+        target: Parameters wanted.
+        n_digits: Digits of the LEV that it is compared with.
+        seed_dim: Seed width of that LEV.
+
+    Returns:
+        Options of `FactoredMLP`.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: An argument is below 1, or the smallest such layer is larger.
     """
+    _require_sizes(dim=dim, seed_dim=seed_dim)
     fixed = n_digits * base(vocab_size, n_digits) * seed_dim
     inner = nearest_count(target, fixed, seed_dim + 1 + dim)
     return {"n_digits": n_digits, "seed_dim": seed_dim, "inner": inner}

@@ -303,6 +303,26 @@ def test_albert_gets_the_nearest_rank():
     assert ranks == {"small": 10, "200m": 8, "400m": 9, "1.2b": 11}
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "error", "message"),
+    [
+        (match_flat, (0, D, 100), {}, ValueError, "vocab_size must be at least 1, got 0"),
+        (match_flat, (V, D, 1e3), {}, TypeError, r"target must be an integer, got 1000\.0"),
+        (match_factorized, (V, -D, 100), {}, ValueError, "dim must be at least 1, got -6"),
+        (match_factored, (V, D, 100), {"seed_dim": "8"}, TypeError, "seed_dim must be an integer"),
+        (match_factored, (V, D, 100), {"seed_dim": 8}, ValueError, "the smallest has 183"),
+        (nearest_count, (5, -1, 1), {}, ValueError, "fixed must be at least 0, got -1"),
+        (nearest_count, (5, 1, 0), {}, ValueError, "each must be at least 1, got 0"),
+        (factorized_parameters, (V, D), {"rank": -3}, ValueError, "rank must be at least 1"),
+        (flat_parameters, (V, D), {"code_dim": 0, "inner": 1}, ValueError, "code_dim must be"),
+        (factored_parameters, (V, True), {"inner": 1}, TypeError, "dim must be an integer"),
+    ],
+)
+def test_impossible_counts_are_named(function, arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        function(*arguments, **options)
+
+
 @given(st.integers(1, 10**15), st.integers(0, 10**15), st.integers(1, 10**6))
 def test_nearest_count_is_nearest(target, fixed, each_one):
     if fixed + each_one > target:
