@@ -51,7 +51,7 @@ def test_formula_gives_one_budget(name):
     assert taper.widths[0] == 3 * taper.widths[-1] == 1.5 * uniform.mlp_width
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.integers(2, 12),
     st.integers(1, 4),
