@@ -71,11 +71,11 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
     found: dict[str, None] = {}
     for name in names:
-        alike = [preset for preset in presets if f"-{name}-" in f"-{preset}-"]
-        if name in presets or not alike:
+        word = name.lower()  # the papers write 1.2B
+        alike = [preset for preset in presets if f"-{word}-" in f"-{preset}-"]
+        if not alike:
             presets[name]  # refuses an unknown name and lists the known ones
-            alike = [name]
-        found |= dict.fromkeys(alike)
+        found |= dict.fromkeys([word] if word in presets else alike)
     return list(found) or list(presets)
 
 
@@ -83,14 +83,15 @@ def _params(args: argparse.Namespace) -> None:
     from lmgeom.lm import parameters, presets
 
     budgets = {name: parameters(presets[name]) for name in _chosen(args.preset)}
-    one = next(iter(budgets.values())) if len(budgets) == 1 else None
+    named = [name.lower() for name in args.preset]
+    one = budgets.get(named[0]) if len(named) == 1 else None  # none if it is a word of names
     if args.json:
         extra = ("total", "overhead", "flops")
         facts = {
             name: dataclasses.asdict(budget) | {key: getattr(budget, key) for key in extra}
             for name, budget in budgets.items()
         }
-        print(json.dumps(next(iter(facts.values())) if one else facts, indent=1))
+        print(json.dumps(facts[named[0]] if one else facts, indent=1))
     elif one:
         rows = [(part, f"{count:,}", f"{share:.2%}") for part, count, share in one.rows()]
         print(_columns([("part", "parameters", "share"), *rows]))

@@ -49,7 +49,22 @@ def test_params_takes_words_of_names(capsys):
     assert len(arms) == len(found) - 1
     assert main(["params", "leviathan-small", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total"] == 3_316_224
+    assert main(["params", "tied-small", "untied-small", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["tied-small", "untied-small"]
+    assert main(["params", "permuted", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["leviathan-small-permuted"]
+    assert main(["params", "Permuted"]) == 0
+    assert "leviathan-small-permuted  169,344" in capsys.readouterr().out
     assert "preset='400': known: " in refuse(capsys, "params", "400")
+    assert "preset='': known: " in refuse(capsys, "params", "400m", "")
+
+
+def test_params_takes_the_spelling_of_the_papers(capsys):
+    outs = []
+    for name in ("leviathan-1.2b", "Leviathan-1.2B"):
+        assert main(["params", name]) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1]
 
 
 def test_unknown_names_list_the_known(capsys):
