@@ -55,7 +55,7 @@ def lookup_table(vocab_size: int, dim: int) -> nn.Embedding:
     """Make a table of shape (vocab_size, dim); `init_weights` draws its entries."""
     return nn.Embedding.from_pretrained(torch.empty(vocab_size, dim), freeze=False)
 
-
+# %% ../../nbs/lm/01_config.ipynb #cfg-inputs-registry
 def computed(build: Callable[..., nn.Module], count: Callable[..., dict], *products: str) -> Input:
     """Make an entry of `INPUTS` from the count of its parts; ids are multiplied with `products`."""
 
