@@ -1,7 +1,7 @@
 """The language model that the three papers are settings of, and its training."""
 
 from lmgeom.lm.checkpoint import load_model
-from lmgeom.lm.config import HEADS, INPUTS, Budget, Config, TiedHead, parameters, presets
+from lmgeom.lm.config import HEADS, INPUTS, Budget, Config, TiedHead, parameters, presets, tapered
 from lmgeom.lm.evaluate import Evaluation, evaluate
 from lmgeom.lm.loss import bits_per_byte, token_loss
 from lmgeom.lm.model import Block, LanguageModel, RMSNorm, SwiGLU, init_weights
@@ -26,6 +26,7 @@ __all__ = [
     "load_model",
     "parameters",
     "presets",
+    "tapered",
     "token_loss",
     "train",
 ]

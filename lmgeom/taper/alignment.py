@@ -179,7 +179,7 @@ def depth_correlation(values: Tensor, *, resamples: int = 10_000, seed: int = 0)
     """
     if values.dim() != 1 or len(values) < 3:
         raise ConfigError(
-            f"values of shape {tuple(values.shape)}: must be one number a layer, 3 up"
+            f"values of shape {tuple(values.shape)}: must be one number a layer, 3 or more"
         )
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randint(len(values), (resamples, len(values)), generator=generator)

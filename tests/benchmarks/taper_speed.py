@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from lmgeom.figures import device
-from lmgeom.lm import Config, LanguageModel, presets, token_loss
-from lmgeom.lm.config import tapered
+from lmgeom.lm import Config, LanguageModel, presets, tapered, token_loss
 from lmgeom.study.paths import results
 from lmgeom.study.records import provenance
 

@@ -148,7 +148,7 @@ def test_correlation_with_depth():
 
 @pytest.mark.parametrize("shape", [(2,), (4, 3), ()])
 def test_correlation_needs_three_layers(shape):
-    with pytest.raises(ConfigError, match="one number a layer"):
+    with pytest.raises(ConfigError, match="a layer, 3 or more"):
         depth_correlation(torch.zeros(shape))
 
 

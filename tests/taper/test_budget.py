@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.errors import ConfigError
-from lmgeom.lm import Config, LanguageModel, parameters, presets
-from lmgeom.lm.config import ARCHITECTURES, depth_arms, tapered
+from lmgeom.lm import Config, LanguageModel, parameters, presets, tapered
+from lmgeom.lm.config import ARCHITECTURES, depth_arms
 
 SIZES = ("440m", "760m", "1.3b", "small")
 
