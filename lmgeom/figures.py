@@ -152,7 +152,9 @@ def screening(
 
 
 def pending(ax: Axes, text: str) -> None:
-    """Say in an empty panel why nothing is drawn in it."""
+    """Say in an empty panel why nothing is drawn in it, and hide the scale it has for nothing."""
+    ax.grid(False)
+    ax.tick_params(left=False, labelleft=False)
     ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=COLORS["muted"])
 
 
