@@ -26,7 +26,7 @@ def _combine(knots: Tensor, weights: Tensor, coefficients: Tensor) -> Tensor:
     rows = knots + n_knots * torch.arange(width, device=knots.device)[:, None, None]
     table = coefficients.flatten(0, 1)
     sums = F.embedding_bag(
-        rows.view(-1, 3), table, per_sample_weights=weights.view(-1, 3), mode="sum"
+        rows.view(-1, 3), table, per_sample_weights=weights.reshape(-1, 3), mode="sum"
     )
     return sums.view(*knots.shape[:2], rank)
 

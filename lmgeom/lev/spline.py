@@ -55,11 +55,11 @@ def basis(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
 
 # %% ../../nbs/lev/01_spline.ipynb #spline-live
 def _live(t: Tensor, n_knots: int) -> tuple[Tensor, Tensor]:
-    """First live knot (...,) and the signed distances (..., 3) to the three live knots."""
+    """First live knot (...,) and the signed distances (3, ...) to the three live knots."""
     x = _in_spacings(t, n_knots)
     first = ((x.detach() + 0.5).floor().long() - 1).clamp(0, n_knots - 3)
-    knots = first[..., None] + torch.arange(3, device=x.device)
-    return first, x[..., None] - knots.to(x.dtype)
+    knots = first + torch.arange(3, device=x.device).view(3, *[1] * x.dim())
+    return first, x - knots.to(x.dtype)
 
 
 def live_knots(t: Tensor, n_knots: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,8 @@ def live_knots(t: Tensor, n_knots: int, normalize: bool = True) -> tuple[Tensor,
     """
     first, x = _live(t, n_knots)
     values = bspline(x)
-    return first, values / values.sum(-1, keepdim=True) if normalize else values
+    values = values / values.sum(0) if normalize else values
+    return first, values.movedim(0, -1)
 
 # %% ../../nbs/lev/01_spline.ipynb #spline-slopes
 def live_slopes(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
@@ -103,9 +104,9 @@ def live_slopes(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
     slopes = torch.where(x.abs() < 0.5, -2 * x, flank) * (n_knots - 1)
     if normalize:
         values = bspline(x)
-        total = values.sum(-1, keepdim=True)
-        slopes = (slopes - values / total * slopes.sum(-1, keepdim=True)) / total
-    return slopes * ((t >= 0) & (t <= 1))[..., None]
+        total = values.sum(0)
+        slopes = (slopes - values / total * slopes.sum(0)) / total
+    return (slopes * ((t >= 0) & (t <= 1))).movedim(0, -1)
 
 # %% ../../nbs/lev/01_spline.ipynb #spline-stretch
 def stretch(t: Tensor, scale: Tensor, n_knots: int) -> Tensor:
