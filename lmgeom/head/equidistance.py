@@ -204,9 +204,12 @@ def spread(G: Tensor, whiten: float = 1.0, sweeps: int = 1) -> Tensor:
         raise ValueError(f"whiten must be between 0 and 1, got {whiten}")
     if sweeps != int(sweeps) or sweeps < 1:
         raise ValueError(f"sweeps must be a positive integer, got {sweeps}")
-    rows = moved = unit_rows(G)
-    for _ in range(int(sweeps) if whiten else 0):
-        length = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
-        scaled = rows / torch.where(length > 0, length, 1)
+    rows, length = unit_rows(G), None
+    if not whiten:
+        return rows
+    for _ in range(int(sweeps)):
+        scaled = rows if length is None else rows / length
         moved = rows @ _inverse_power(scaled.T @ scaled, whiten / 2)
-    return unit_rows(moved) if whiten else rows
+        length = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
+        length = torch.where(length > 0, length, 1)
+    return moved.div_(length)

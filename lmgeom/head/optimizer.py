@@ -33,22 +33,18 @@ def norm_radius(gain: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor
     return radius
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-direction
-def centered(M: Tensor, vocab_size: int | None = None, center: bool = True) -> Tensor:
-    """Take the mean of the rows that move from these rows; the others are zero.
+def centered(M: Tensor) -> Tensor:
+    """Take the mean of the rows that are not zero from these rows.
 
     Args:
-        M: Momentum, shape (V, D). Rows of zeros do not move.
-        vocab_size: Rows from this one on are padding and do not move.
-        center: Take the mean away; otherwise only mask the padding.
+        M: Momentum, shape (V, D).
 
     Returns:
-        Rows of the same shape.
+        Rows of the same shape; rows of zeros stay zero.
     """
     moves = M.any(1, keepdim=True)
-    if vocab_size is not None:
-        moves = moves & (torch.arange(len(M), device=M.device) < vocab_size)[:, None]
-    rows = torch.where(moves, M, 0)
-    return torch.where(moves, rows - rows.sum(0) / moves.sum().clamp(min=1), 0) if center else rows
+    mean = M.sum(0) / moves.sum().clamp(min=1)
+    return torch.addcmul(M, moves.to(M.dtype), mean, value=-1)
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-validate
 def _validate(group: dict[str, Any]) -> None:
@@ -149,9 +145,8 @@ class Equispread(torch.optim.Optimizer):
         return super().__getstate__() | {"_radii": self._radii}
 
     def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
-        """Turn the momentum into rows of length at most 1; the step goes the opposite way."""
-        rows = centered(M, group["vocab_size"], group["center"])
-        return spread(rows, group["whiten"], group["sweeps"])
+        """Turn centered momentum into rows of length at most 1; the step goes the opposite way."""
+        return spread(M, group["whiten"], group["sweeps"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -181,22 +176,24 @@ class Equispread(torch.optim.Optimizer):
             if p.dtype != wide:
                 state["weight"] = p.to(wide)
         rho = torch.as_tensor(rho, dtype=wide, device=p.device)
-        size = torch.linalg.vector_norm(p.grad.to(wide), math.inf)
-        good = size.isfinite() & rho.isfinite() & (rho > 0)
+        low, high = p.grad.aminmax()
+        good = low.isfinite() & high.isfinite() & rho.isfinite() & (rho > 0)
         G = torch.where(good, p.grad.to(wide), 0)
         M = state["momentum"].lerp_(G, (1 - group["momentum"]) * good.to(wide))
-        U = self.direction(M, group)
+        moving = slice(group["vocab_size"])
+        rows = M[moving]
+        U = self.direction(centered(rows) if group["center"] else rows, group)
         slack = 1 - (p.shape[1] + 4) * torch.finfo(wide).eps  # more than rounding adds to a row
         length = group["lr"] * group["budget"] * slack / (2 * rho)
         if group["cap"]:
-            length = torch.minimum(length, (G * U).sum() / rho.square()).clamp(min=0)
+            length = torch.minimum(length, (G[moving] * U).sum() / rho.square()).clamp(min=0)
         length = torch.where(good, length, 0)
         W = p
         if p.dtype != wide:
             W = state["weight"]
             W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))
         W.mul_(1 - length * group["weight_decay"])
-        W.sub_(length * U)
+        W[moving].addcmul_(U, length, value=-1)
         if p.dtype != wide:
             p.copy_(W)
         state["skipped"] += ~good
@@ -234,8 +231,8 @@ class SignRows(Equispread):
     """
 
     def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
-        """Give sign(M) / sqrt(D), with the same rows masked as in `Equispread`."""
-        return centered(M, group["vocab_size"], group["center"]).sign() / math.sqrt(M.shape[1])
+        """Give sign(M) / sqrt(D)."""
+        return M.sign() / math.sqrt(M.shape[1])
 
 
 def _rownorm(params: Iterable, size: float, **options) -> Equispread:

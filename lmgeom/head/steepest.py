@@ -20,10 +20,11 @@ def unit_rows(G: Tensor) -> Tensor:
     Returns:
         Rows of length 1 or 0, shape (V, D).
     """
-    largest = G.abs().amax(1, keepdim=True)
+    low, high = G.aminmax(dim=1, keepdim=True)
+    largest = torch.maximum(-low, high)
     rows = G / torch.where(largest > 0, largest, 1)  # its squares neither vanish nor overflow
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / torch.where(length > 0, length, 1)
+    return rows.div_(torch.where(length > 0, length, 1))
 
 # %% ../../nbs/head/04_steepest.ipynb #steepest-bounds
 def tension_bounds(G: Tensor) -> tuple[float, float]:
