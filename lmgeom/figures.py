@@ -36,6 +36,7 @@ __all__ = [
     "row_cloud",
     "screening",
     "shift",
+    "strata",
     "table",
     "use",
 ]
@@ -128,6 +129,22 @@ def band(ax: Axes, x: Sequence[float], found: Sequence[Any], color: str) -> None
     low, high = [one.low for one in found], [one.high for one in found]
     ax.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
     ax.plot(x, [one.mean for one in found], color=color)
+
+
+def strata(
+    ax: Axes, rows: Sequence[tuple[int, int, Any]], names: Sequence[str], color: str
+) -> None:
+    """Draw differences by stratum around a zero line, rare tokens left.
+
+    Args:
+        ax: Axes to draw on.
+        rows: (stratum, targets, difference) of the strata to draw.
+        names: Name of every stratum, for the ticks.
+        color: A color, or a name out of `COLORS`.
+    """
+    ax.axhline(0, color=COLORS["muted"], lw=1)
+    intervals(ax, [k for k, *_ in rows], [found for *_, found in rows], color)
+    ax.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
 
 
 def screening(

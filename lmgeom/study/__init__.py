@@ -12,6 +12,7 @@ from lmgeom.study.statistics import (
     paired_strata,
     paired_trend,
     ratios,
+    strata_table,
     tokens_to_match,
     trials,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "paired_trend",
     "ratios",
     "record",
+    "strata_table",
     "tokens_to_match",
     "trials",
 ]

@@ -4,10 +4,10 @@
 __all__ = ['COLUMNS', 'EDGES', 'BLOCKS', 'STRATA', 'Paired', 'paired', 'arm_values', 'paired_arms', 'trials', 'arm_curves',
            'paired_curve', 'ratios', 'comparison_table', 'tokens_to_match', 'matched_shares', 'paired_slope',
            'paired_trend', 'stratum', 'stratify', 'Interval', 'Strata', 'seed_weights', 'block_weights',
-           'paired_strata']
+           'paired_strata', 'strata_table']
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-imports
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -404,3 +404,12 @@ def _differences(a: list[dict], b: list[dict], metric: str) -> list[tuple]:
         sums = [np.array([part["nats"] for part in arm]) for arm in parts]
         found.append((weight, np.array(counts), sums[0] - sums[1]))
     return found
+
+# %% ../../nbs/study/02_statistics.ipynb #stat-strata-table
+def strata_table(
+    found: Mapping[str, Sequence[tuple[int, int, Interval]]],
+) -> dict[str, tuple[Any, ...]]:
+    """Return the rows of some comparisons by stratum, by name, as columns of a table."""
+    rows = [(name, STRATA[k], n, str(p)) for name, part in found.items() for k, n, p in part]
+    names = ("arms", "share from", "targets", COLUMNS[2])
+    return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}

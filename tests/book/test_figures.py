@@ -149,6 +149,15 @@ def test_a_band_goes_from_low_to_high_around_the_mean():
     assert ax.collections[0].get_paths()[0].get_extents().intervaly.tolist() == [1, 4]
 
 
+def test_strata_are_ticked_by_name_around_zero():
+    ax = Figure().subplots()
+    figures.strata(ax, [(2, 500, Found)], ["a", "b", "c"], "lev")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["a", "b", "c"]
+    zero, line, point = (line.get_ydata() for line in ax.lines)
+    assert (list(zero), list(line), list(point)) == ([0, 0], [1, 4], [2])
+    assert ax.lines[2].get_xdata() == [2]
+
+
 def test_the_best_trial_is_circled():
     ax = Figure().subplots()
     trials = [(0.001, 5.0), (0.002, 4.0), (0.004, 4.5)]

@@ -5,36 +5,113 @@ import shutil
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from lmgeom import figures
-from lmgeom.study import paths
+from lmgeom.lm import parameters
+from lmgeom.study import judge, load_claims, paths
+from lmgeom.study.records import FIELDS, record
+from lmgeom.study.run import load_study
 
-NOTEBOOK = paths.root() / "nbs" / "experiments" / "01_leviathan.ipynb"
 NEEDS_TEXT = {"exp-seen", "exp-yours", "exp-yours-figure", "exp-yours-table", "exp-footer"}
 
 
-def cells():
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+def run_cells(name, results, monkeypatch, skip=frozenset()):
+    """Run the code cells of a notebook on a folder of records; return its variables."""
+    path = paths.root() / "nbs" / "experiments" / f"{name}.ipynb"
+    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = {c["id"]: "".join(c["source"]) for c in found if c["cell_type"] == "code"}
-    assert code.keys() > NEEDS_TEXT
-    return {name: source for name, source in code.items() if name not in NEEDS_TEXT}
+    assert code.keys() > skip
+    monkeypatch.setattr(paths, "results", lambda: results)
+    monkeypatch.setattr(figures, "use", lambda: None)
+    mpl.use("agg")
+    space = {}
+    for cell, source in code.items():
+        if cell not in skip:
+            exec(compile(source, cell, "exec"), space)
+    plt.close("all")
+    return space
+
+
+def copy_records(pattern, folder):
+    """Copy a part of the committed records."""
+    for path in paths.results().glob(f"{pattern}.json"):
+        (folder / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, folder / path.parent.name)
 
 
 @pytest.mark.parametrize("pattern", ["no record", "leviathan-tied/tied-*", "leviathan-*/*tied-*"])
 def test_a_notebook_shows_what_is_on_record(tmp_path, monkeypatch, pattern):
     """All cells but those that read the text itself, with a part of the committed records."""
-    for path in paths.results().glob(f"{pattern}.json"):
-        (tmp_path / path.parent.name).mkdir(exist_ok=True)
-        shutil.copy(path, tmp_path / path.parent.name)
-    monkeypatch.setattr(paths, "results", lambda: tmp_path)
-    monkeypatch.setattr(figures, "use", lambda: None)
-    mpl.use("agg")
-    space = {}
-    for name, source in cells().items():
-        exec(compile(source, name, "exec"), space)
-    plt.close("all")
+    copy_records(pattern, tmp_path)
+    space = run_cells("01_leviathan", tmp_path, monkeypatch, NEEDS_TEXT)
     there = len(space["screening"]) + len(space["records"])
     assert f"{there} of {len(space['planned'])} planned runs" in space["text"]
     assert "Missing: tied-lr" in space["text"] or "Missing: lev" in space["text"]
     assert space["compared"] == (["untied"] if "*tied-*" in pattern else [])
+
+
+SIZES, VOCABULARIES = "leviathan-scale", "leviathan-vocabulary"
+
+
+def invent(run, loss, folder):
+    """Store a record of a run with a made-up loss, the same in every split and stratum."""
+    total = parameters(run.model).total
+    entry = dict.fromkeys(FIELDS, "made up") | {"study": run.study, "arm": run.arm, "id": run.id}
+    entry |= {"seed": run.seed, "config": run.config, "parameters": {"total": total}}
+    entry |= {"tokens": 1000, "seconds": 3600.0}
+    entry["losses"] = dict.fromkeys(("val", "wiki_ood", "c4_ood", "lambada"), loss)
+    entry["curve"] = [{"tokens": t, "val": loss + 1000 / t - 1} for t in (250, 500, 1000)]
+    split = {"counts": [[200] * 7] * 3, "nats": [[200 * loss] * 7] * 3}
+    entry["strata"] = {"entries": [1] * 7, "weights": {"val/a": 1.0}, "splits": {"val/a": split}}
+    record(entry, folder)
+
+
+def test_the_sizes_are_planned_before_they_are_run(tmp_path, monkeypatch):
+    space = run_cells("03_leviathan_scale", tmp_path, monkeypatch)
+    assert [len(runs) for runs in space["missing"].values()] == [16, 18, 12, 27]
+    assert space["wanted"][1] == f"`lmgeom study run {SIZES}`"
+    assert set(space["slopes"].values()) == {None}
+    assert not space["drift"] | space["rare"] | space["half"]
+
+
+def test_the_sizes_show_a_trend_that_was_put_into_records(tmp_path, monkeypatch):
+    """A gap of -0.02 nats a doubling over sizes, and one of -0.1 at every vocabulary."""
+    runs = load_study(SIZES).runs
+    total = {run.arm: parameters(run.model).total for run in runs}
+    for run in runs:
+        size = np.log2(total[run.arm.replace("lev", "tied")])
+        gap = 0.3 - 0.02 * size + 0.001 * run.seed if run.arm.endswith("lev") else 0
+        invent(run, 6.0 + 0.1 * run.seed + gap, tmp_path)
+    for run in load_study(VOCABULARIES).runs:
+        gap = -0.1 + 0.001 * run.seed if run.arm.endswith("lev") else 0
+        invent(run, 7.0 + 0.1 * run.seed + gap, tmp_path)
+    space = run_cells("03_leviathan_scale", tmp_path, monkeypatch)
+    assert [p.mean for p in space["slopes"].values()] == pytest.approx([-0.02] * 4)
+    assert space["wanted"] == [f"`lmgeom study run {name}-lr`" for name in (SIZES, VOCABULARIES)]
+    assert set(space["drift"]) == {"s", "m", "l"}
+    assert list(space["rare"].values()) == [3 / 7] * 3
+    claims = load_claims()
+    assert {judge(claims[name]).verdict for name in space["JUDGED"]} == {"holds"}
+
+
+def test_runs_with_another_rate_than_the_best_are_refused(tmp_path, monkeypatch):
+    for run in load_study(f"{SIZES}-lr").runs:
+        invent(run, 6.0 - run.train.lr, tmp_path)
+    run_cells("03_leviathan_scale", tmp_path, monkeypatch)
+    invent(load_study(SIZES).runs[0], 5.0, tmp_path)
+    with pytest.raises(AssertionError, match="s-tied"):
+        run_cells("03_leviathan_scale", tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("screening", "study", "prefix"),
+    [(f"{SIZES}-lr", SIZES, ""), (f"{VOCABULARIES}-lr", VOCABULARIES, "50k-")],
+)
+def test_the_screened_models_are_those_of_the_study(screening, study, prefix):
+    models = {run.arm: run.model for run in load_study(study).runs}
+    trials = load_study(screening).runs
+    for run in trials:
+        assert run.model == models[prefix + run.arm.rsplit("-lr", 1)[0]], run.arm
+    assert {run.train.lr for run in trials} == {0.001, 0.002, 0.004, 0.008}

@@ -16,6 +16,7 @@ from lmgeom.study.statistics import (
     paired_slope,
     paired_strata,
     paired_trend,
+    strata_table,
     stratify,
     stratum,
     trials,
@@ -304,3 +305,11 @@ def test_strata_with_few_targets_are_left_out():
     ((k, n, interval),) = found.rows(6)
     assert (k, n) == (4, 20)
     assert interval == pytest.approx((-0.5, -0.5, -0.5))
+    columns = strata_table({"x minus y": found.rows(6), "x minus z": []})
+    assert list(columns.values()) == [
+        ("x minus y",),
+        ("1e-4",),
+        (20,),
+        ("-0.5000 [-0.5000, -0.5000]",),
+    ]
+    assert strata_table({"x minus z": []}) == {}
