@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from .attention import Attention, HeadNorm
 from .memory import Gates, before, solve_errors, unroll
-from .titans import WIDTH, check_memory, full_precision
+from .titans import WIDTH, check_memory, convolve, full_precision
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-memory
 class SharedState(NamedTuple):
@@ -102,15 +102,15 @@ def _piece(u, q, start, state, chunk):
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-ceiling
 def shared_step_ceiling(chunk: int) -> float:
-    """Largest step at which one repeated key cannot make self-modifying memories diverge.
+    """Largest step of self-modifying memories, at which one repeated key cannot make them diverge.
 
     Args:
         chunk: Tokens C that share the weights they read.
 
     Returns:
-        1 - 3^(-1 / C).
+        1 - 2^(-1 / C).
     """
-    return 1 - 3 ** (-1 / chunk)
+    return 1 - 2 ** (-1 / chunk)
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-levels
 def check_levels(levels: int) -> int:
@@ -191,7 +191,7 @@ class Hope(nn.Module):
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
         z = self.uq(x)
         z = torch.cat((state.recent.to(z), z), dim=1)
-        mixed = F.conv1d(z.mT, self.taps[:, None].to(z), groups=len(self.taps)).mT
+        mixed = convolve(z, self.taps)
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device):
             heads = F.silu(mixed).to(wide).unflatten(-1, (2, self.heads, -1))
@@ -222,7 +222,7 @@ class Hope(nn.Module):
             return square + 4 * c * d + 16 * d**3 + 4 * d**2 if c else 0
 
         whole, rest = divmod(tokens, chunk)
-        others = Hope.parameter_count(dim, heads) - 4 * dim * dim - 2 * WIDTH * dim
+        others = Hope.parameter_count(dim, heads) - 4 * dim * dim
         return heads * (whole * piece(chunk) + piece(rest)) // tokens - 2 * others
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-chain

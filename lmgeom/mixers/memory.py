@@ -164,14 +164,12 @@ def linear_memory(
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, un: Unrolled, state: LinearState):
-    of_weight, of_push, of_value = solve_errors(k, v, un)
+    each_chunk = zip(*(z.unbind(2) for z in (*solve_errors(k, v, un), k, *un)), strict=True)
     starts, errors = [], []
-    for n in range(k.shape[2]):
-        old = of_weight[:, :, n] @ state.weight.mT + of_push[:, :, n] @ state.push.mT
+    for of_weight, of_push, of_value, key, *own in each_chunk:
         starts.append(state)
-        errors.append(old - of_value[:, :, n])
-        own = Unrolled(*(z[:, :, n] for z in un))
-        state = LinearState(*advance(*state, own, errors[-1], k[:, :, n]))
+        errors.append(of_weight @ state.weight.mT + of_push @ state.push.mT - of_value)
+        state = LinearState(*advance(*state, Unrolled(*own), errors[-1], key))
     weight, push = (torch.stack(z, dim=2) for z in zip(*starts, strict=True))
     return read(q, weight, push, un, torch.stack(errors, dim=2), k), state
 
