@@ -34,12 +34,13 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 # %% ../../nbs/taper/01_schedule.ipynb #sched-sizes
 def _sizes(width: int, ratios: Sequence[float], multiple: int) -> list[int]:
     """Return each ratio times the width; all of them and the width are multiples of `multiple`."""
-    numbers = all(type(ratio) in (int, float) and 0 < ratio < math.inf for ratio in ratios)
-    if not numbers or not math.isclose(sum(ratios), len(ratios)):
+    numbers = all(isinstance(r, int | float) and type(r) is not bool for r in ratios)
+    inside = numbers and all(0 < ratio <= len(ratios) for ratio in ratios)
+    if not inside or not math.isclose(sum(ratios), len(ratios), rel_tol=1e-12):
         raise ConfigError(f"ratios {ratios!r}: must be positive with the mean 1, to keep the total")
     sizes = [round(ratio * width) for ratio in ratios]
     for ratio, size in zip(ratios, sizes, strict=True):
-        if size < 1 or not math.isclose(size, ratio * width):
+        if size < 1 or abs(size - ratio * width) > 1e-6:
             raise ConfigError(f"ratio {ratio!r} of width {width}: must give a whole number")
     common = math.gcd(width, *sizes)
     if common % multiple:
@@ -51,10 +52,10 @@ def _sizes(width: int, ratios: Sequence[float], multiple: int) -> list[int]:
 
 # %% ../../nbs/taper/01_schedule.ipynb #sched-count
 def _check_counts(**counts: int) -> None:
-    """Raise a ConfigError unless every count is a positive integer."""
+    """Raise a ConfigError unless every count is a positive integer below 2**31."""
     for name, value in counts.items():
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{name}={value!r}: must be a positive integer")
+        if type(value) is not int or not 0 < value < 2**31:
+            raise ConfigError(f"{name}={value!r}: must be a positive integer below 2**31")
 
 # %% ../../nbs/taper/01_schedule.ipynb #sched-widths
 def widths(
@@ -89,7 +90,7 @@ def widths(
     _check_counts(n_layers=n_layers, width=width, multiple=multiple)
     if n_layers < 2:
         raise ConfigError(f"n_layers={n_layers}: a taper needs at least 2 layers")
-    if schedule not in SCHEDULES:
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise ConfigError(f"schedule={schedule!r}: known: {', '.join(SCHEDULES)}")
     first, last = _sizes(width, (start, end), multiple)
     high, low = max(first, last), min(first, last)
@@ -126,6 +127,8 @@ def group_widths(
         ConfigError: If the groups are unequal, the mean is not 1, or a width is no multiple.
     """
     _check_counts(n_layers=n_layers, width=width, multiple=multiple)
+    if not isinstance(ratios, Sequence):
+        raise ConfigError(f"ratios={ratios!r}: must be a sequence of numbers with the mean 1")
     groups = len(ratios)
     if not groups or n_layers % groups:
         raise ConfigError(f"n_layers={n_layers}: must be a multiple of the {groups} groups")

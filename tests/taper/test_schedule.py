@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,18 @@ def test_golden_vectors(arguments, expected):
     assert widths(n_layers, width, multiple=multiple) == [int(size) for size in expected.split()]
 
 
+def test_ends_and_budget_hold_at_the_largest_width():
+    width = 2**31 - 2**10
+    found = widths(9, width)
+    assert (found[0], found[-1], sum(found)) == (3 * width // 2, width // 2, 9 * width)
+
+
+def test_numbers_of_numpy_are_numbers():
+    start, end = np.float64(1.5), np.float64(0.5)
+    assert widths(8, 64, start=start, end=end) == widths(8, 64)
+    assert all(type(size) is int for size in widths(8, 64, start=start, end=end))
+
+
 def test_uniform_is_a_taper_that_stays():
     for schedule in SCHEDULES:
         assert widths(7, 48, start=1, end=1, schedule=schedule) == [48] * 7
@@ -135,10 +148,15 @@ def test_a_tie_goes_to_the_wider_width_early():
         ({"start": float("nan")}, "positive"),
         ({"start": "1.5"}, "positive"),
         ({"start": 1.3333, "end": 0.6667}, "whole number"),
+        ({"start": 10**400}, "mean 1"),
+        ({"start": True, "end": True}, "positive with the mean 1"),
+        ({"start": 1.5 + 2**-31, "width": 2**31 - 2, "multiple": 1}, "mean 1"),
         ({"schedule": "step"}, "cosine, linear, sigmoid"),
+        ({"schedule": ["cosine"]}, "cosine, linear, sigmoid"),
         ({"n_layers": 1}, "at least 2"),
         ({"n_layers": True}, "positive integer"),
         ({"width": 64.0}, "positive integer"),
+        ({"width": 10**30}, "below 2\\*\\*31"),
         ({"multiple": 0}, "positive integer"),
     ],
 )
@@ -173,6 +191,8 @@ def test_groups_have_the_uniform_budget(layers_a_group, units, multiple):
         ({"n_layers": 8}, "n_layers=8: must be a multiple of the 3 groups"),
         ({"ratios": (1.5, 1, 1)}, "mean 1"),
         ({"ratios": ()}, "0 groups"),
+        ({"ratios": None}, "ratios=None: must be a sequence"),
+        ({"ratios": "abc"}, "must be positive"),
         ({"width": 36}, "9 would"),
         ({"width": 35, "multiple": 1}, "whole number"),
         ({"width": -64}, "positive integer"),
