@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 
 # %% ../../nbs/taper/04_alignment.ipynb #align-measure
 def measure(h: Tensor, z: Tensor, out: Tensor) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def find_blocks(model: nn.Module, mlp: str = "mlp") -> list[nn.Module]:
         ConfigError: If no list of layers has such a child; the message names the children found.
     """
     lists = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part)]
-    found = [part for part in lists if all(hasattr(block, mlp) for block in part)]
+    found = [p for p in lists if all(isinstance(getattr(b, mlp, None), nn.Module) for b in p)]
     if not found:
         names = sorted({name for part in lists for name, _ in part[0].named_children()})
         known = ", ".join(names) or "none"
@@ -139,8 +139,13 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
         Averages over the tokens of each sequence.
 
     Raises:
-        ConfigError: If the layers are not found, run mixer and MLP in parallel, or end in a norm.
+        ConfigError: If the layers are not found, run mixer and MLP in parallel, end in a norm, or
+            do not run once a sequence.
+        DataError: If ids are not a matrix with at least one sequence and one token.
     """
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or not ids.numel():
+        found = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+        raise DataError(f"ids: {found}; must be a tensor of shape (sequences, tokens), both >= 1")
     probes, training = [Probe(block, mlp) for block in find_blocks(model, mlp)], model.training
     try:
         with torch.no_grad():
@@ -151,6 +156,10 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
         model.train(training)
         for handle in [handle for probe in probes for handle in probe.handles]:
             handle.remove()
+    for depth, probe in enumerate(probes):
+        if len(probe.rows) != len(ids):
+            runs = f"ran {len(probe.rows)} times on {len(ids)} sequences"
+            raise ConfigError(f"layer {depth}: {runs}; must run once on each")
     columns = {
         field.name: [torch.cat([row[field.name] for row in probe.rows]) for probe in probes]
         for field in fields(Alignment)
@@ -170,17 +179,21 @@ def depth_correlation(values: Tensor, *, resamples: int = 10_000, seed: int = 0)
     """Correlate one value a layer with the layer's index.
 
     Args:
-        values: One number for each layer, shape (L,), L at least 3.
+        values: One finite number for each layer, shape (L,), L at least 3, not all equal.
         resamples: Bootstrap samples of L layers, drawn with replacement.
         seed: Seed of the bootstrap.
 
     Raises:
-        ConfigError: For fewer than 3 layers.
+        ConfigError: For fewer than 3 layers, values without a correlation, or no resamples.
     """
     if values.dim() != 1 or len(values) < 3:
         raise ConfigError(
             f"values of shape {tuple(values.shape)}: must be one number a layer, 3 or more"
         )
+    if not values.isfinite().all() or (values == values[0]).all():
+        raise ConfigError(f"values {values.tolist()}: must be finite and not all equal")
+    if type(resamples) is not int or resamples < 1:
+        raise ConfigError(f"resamples={resamples!r}: must be a positive integer")
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randint(len(values), (resamples, len(values)), generator=generator)
     index = torch.cat((torch.arange(len(values))[None], draw))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lmgeom.errors import ConfigError
+from lmgeom.errors import ConfigError, DataError
 from lmgeom.lm import Config, LanguageModel
 from lmgeom.lm.checkpoint import save
 from lmgeom.study.paths import root
@@ -123,6 +123,30 @@ def test_another_name_and_a_missing_name():
     assert find_blocks(model, "ffn") == list(model.layers)
 
 
+@pytest.mark.parametrize("name", ["forward", "kind"])
+def test_an_attribute_is_not_a_child(name):
+    model = Stack(Layer(torch.eye(8)))
+    with pytest.raises(ConfigError, match="children: mlp, norm"):
+        alignment(model, torch.zeros(1, 3, dtype=torch.int64), mlp=name)
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(5), torch.zeros(0, 5), torch.zeros(2, 0), [[1]], None])
+def test_ids_must_be_sequences_of_tokens(ids):
+    with pytest.raises(DataError, match=r"shape \(sequences, tokens\)"):
+        alignment(Stack(Layer(torch.eye(8))), ids)
+
+
+def test_layers_that_run_twice_or_never_are_refused():
+    layer, ids = Layer(torch.eye(8)), torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="layer 0: ran 4 times on 2 sequences"):
+        alignment(Stack(layer, layer), ids)
+    idle = Stack(Layer(torch.eye(8)), Layer(torch.eye(8)))
+    idle.forward = lambda ids: idle.layers[0](idle.input(ids))
+    with pytest.raises(ConfigError, match="layer 1: ran 0 times"):
+        alignment(idle, ids)
+
+
 def test_model_is_left_as_it_was():
     model, ids = LanguageModel(CONFIG).train(), torch.randint(53, (2, 8))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -150,6 +174,18 @@ def test_correlation_with_depth():
 def test_correlation_needs_three_layers(shape):
     with pytest.raises(ConfigError, match="a layer, 3 or more"):
         depth_correlation(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("values", [[1, 1, 1], [1, 2, math.nan], [1, 2, math.inf]])
+def test_correlation_needs_finite_values_that_differ(values):
+    with pytest.raises(ConfigError, match="must be finite and not all equal"):
+        depth_correlation(torch.tensor(values, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("resamples", [0, -1, 1.5])
+def test_correlation_needs_resamples(resamples):
+    with pytest.raises(ConfigError, match=r"resamples=.*: must be a positive integer"):
+        depth_correlation(torch.arange(4), resamples=resamples)
 
 
 def test_record_agrees_with_its_own_curves():
