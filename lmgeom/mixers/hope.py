@@ -172,7 +172,7 @@ class Hope(nn.Module):
         nn.init.normal_(self.maps, std=self.maps.shape[-1] ** -0.5)
         nn.init.normal_(self.rows, std=0.02)
         nn.init.zeros_(self.row_bias[0])
-        nn.init.constant_(self.row_bias[1], 4.0)
+        nn.init.constant_(self.row_bias[1], 7.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix each token of x, shape (B, T, D), with itself and those before it."""
