@@ -71,6 +71,32 @@ def _validate(group: dict[str, Any]) -> None:
                 f"{name} must be a real matrix (V, D) with entries, got {p.dtype} {tuple(p.shape)}"
             )
 
+# %% ../../nbs/head/06_equispread.ipynb #equispread-weight
+def _gradient(p: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the gradient, or zero where it or the radius is bad, and whether both are good."""
+    if p.grad.is_sparse:
+        raise TypeError("Equispread needs a dense gradient, got a sparse one")
+    low, high = p.grad.aminmax()
+    good = low.isfinite() & high.isfinite() & rho.isfinite() & (rho > 0)
+    return torch.where(good, p.grad.to(rho.dtype), 0), good
+
+
+def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
+    """Length r of a step's rows, shorter than lr budget / (2 rho) by more than rounding adds."""
+    slack = 1 - (width + 4) * torch.finfo(rho.dtype).eps
+    return group["lr"] * group["budget"] * slack / (2 * rho)
+
+
+def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
+    """The weight itself, or its float32 original for a weight in half precision."""
+    wide = state["momentum"].dtype
+    if p.dtype == wide:
+        return p
+    if "weight" not in state:
+        state["weight"] = p.to(wide)
+    W = state["weight"]
+    return W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))  # entries changed from outside
+
 # %% ../../nbs/head/06_equispread.ipynb #equispread-class
 class Equispread(torch.optim.Optimizer):
     """Steps for the matrix of an output head, with evenly spread rows and a budget in nats.
@@ -124,10 +150,9 @@ class Equispread(torch.optim.Optimizer):
         vocab_size: int | None = None,
     ):
         self._radii: list[Callable[[], float | Tensor] | None] = []
-        settings = {"lr": lr, "budget": budget, "rho": rho, "momentum": momentum}
-        settings |= {"whiten": whiten, "sweeps": sweeps, "weight_decay": weight_decay}
-        settings |= {"center": center, "cap": cap, "vocab_size": vocab_size}
-        super().__init__(params, settings)
+        settings = {"lr": lr, "budget": budget, "rho": rho, "momentum": momentum, "whiten": whiten}
+        settings |= {"sweeps": sweeps, "weight_decay": weight_decay, "center": center, "cap": cap}
+        super().__init__(params, settings | {"vocab_size": vocab_size})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of matrices with settings of its own."""
@@ -167,34 +192,23 @@ class Equispread(torch.optim.Optimizer):
         return loss
 
     def _update(self, p: Tensor, group: dict[str, Any], rho: float | Tensor) -> None:
-        if p.grad.is_sparse:
-            raise TypeError("Equispread needs a dense gradient, got a sparse one")
         wide, state = torch.promote_types(p.dtype, torch.float32), self.state[p]
         if not state:
             state["momentum"] = torch.zeros_like(p, dtype=wide)
             state["skipped"] = torch.zeros((), dtype=torch.int64, device=p.device)
-            if p.dtype != wide:
-                state["weight"] = p.to(wide)
         rho = torch.as_tensor(rho, dtype=wide, device=p.device)
-        low, high = p.grad.aminmax()
-        good = low.isfinite() & high.isfinite() & rho.isfinite() & (rho > 0)
-        G = torch.where(good, p.grad.to(wide), 0)
+        G, good = _gradient(p, rho)
         M = state["momentum"].lerp_(G, (1 - group["momentum"]) * good.to(wide))
         moving = slice(group["vocab_size"])
-        rows = M[moving]
-        U = self.direction(centered(rows) if group["center"] else rows, group)
-        slack = 1 - (p.shape[1] + 4) * torch.finfo(wide).eps  # more than rounding adds to a row
-        length = group["lr"] * group["budget"] * slack / (2 * rho)
+        U = self.direction(centered(M[moving]) if group["center"] else M[moving], group)
+        length = _row_length(group, rho, p.shape[1])
         if group["cap"]:
             length = torch.minimum(length, (G[moving] * U).sum() / rho.square()).clamp(min=0)
         length = torch.where(good, length, 0)
-        W = p
-        if p.dtype != wide:
-            W = state["weight"]
-            W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))
+        W = _wide_weight(p, state)
         W.mul_(1 - length * group["weight_decay"])
         W[moving].addcmul_(U, length, value=-1)
-        if p.dtype != wide:
+        if W is not p:
             p.copy_(W)
         state["skipped"] += ~good
 
