@@ -378,10 +378,10 @@ def level_periods(model: nn.Module, periods: list[int]) -> dict[nn.Parameter, in
         ConfigError: If a chain has another number of levels.
     """
     found: dict[nn.Parameter, int] = {}
-    for chain in (m for m in model.modules() if isinstance(m, ContinuumMemory)):
-        if len(chain.levels) != len(periods):
-            right = f"needs one for each of {len(chain.levels)} levels"
+    for memory in (m for m in model.modules() if isinstance(m, ContinuumMemory)):
+        if len(memory.levels) != len(periods):
+            right = f"needs one for each of {len(memory.levels)} levels"
             raise ConfigError(f"periods={periods}: {right}")
-        for level, period in zip(chain.levels, periods, strict=True):
+        for level, period in zip(memory.levels, periods, strict=True):
             found |= dict.fromkeys(level.parameters(), period)
     return found
