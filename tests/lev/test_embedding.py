@@ -492,8 +492,8 @@ def test_checkpointing_keeps_little():
 
 
 def test_checkpointing_in_several_blocks(monkeypatch):
-    monkeypatch.setattr("lmgeom.lev.embedding.BLOCK", 7)
     layer = build(gradient_checkpointing=True)
+    monkeypatch.setattr("lmgeom.lev.embedding.BLOCK", 7 * layer.norm_gain.numel())
     ids = torch.randint(300, (4, 25))
     expected = values_and_gradients(layer, layer.direct, ids)
     assert_close(expected, values_and_gradients(layer, layer, ids), 1e-12)
