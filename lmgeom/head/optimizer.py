@@ -46,9 +46,9 @@ def centered(M: Tensor) -> Tensor:
     mean = M.sum(0) / moves.sum().clamp(min=1)
     return torch.addcmul(M, moves.to(M.dtype), mean, value=-1)
 
-# %% ../../nbs/head/06_equispread.ipynb #equispread-validate
-def _validate(group: dict[str, Any]) -> None:
-    """Refuse settings and parameters that cannot work, by name and value."""
+# %% ../../nbs/head/06_equispread.ipynb #equispread-settings
+def _check_settings(group: dict[str, Any]) -> None:
+    """Refuse settings that cannot work, by name and value."""
     rules = {
         "lr": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
         "budget": (lambda x: 0 < x < math.inf, "a positive number of nats"),
@@ -62,6 +62,10 @@ def _validate(group: dict[str, Any]) -> None:
     for name, (holds, right) in rules.items():
         if not isinstance(group[name], Tensor) and not holds(group[name]):
             raise ValueError(f"{name} must be {right}, got {group[name]}")
+
+# %% ../../nbs/head/06_equispread.ipynb #equispread-matrices
+def _check_matrices(group: dict[str, Any]) -> None:
+    """Refuse parameters that are not whole real matrices, by name."""
     names = group.get("param_names", [f"parameter {i}" for i in range(len(group["params"]))])
     for name, p in zip(names, group["params"], strict=True):
         if hasattr(p, "device_mesh"):
@@ -159,7 +163,8 @@ class Equispread(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _validate(group)
+            _check_settings(group)
+            _check_matrices(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -218,8 +223,7 @@ class Equispread(torch.optim.Optimizer):
         Raises:
             TrainingError: A gradient or radius was not finite; the message counts the steps.
         """
-        skipped = sum(int(state["skipped"]) for state in self.state.values())
-        if skipped:
+        if skipped := sum(int(state["skipped"]) for state in self.state.values()):
             raise TrainingError(f"{skipped} steps of the head had a gradient that is not finite")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
