@@ -192,8 +192,8 @@ class Equispread(torch.optim.Optimizer):
         for group, radius in zip(self.param_groups, self._radii, strict=True):
             for p in group["params"]:
                 if p.grad is not None:
-                    rho = radius() if radius else group["rho"] or math.sqrt(p.shape[1])
-                    self._update(p, group, rho)
+                    rho = radius() if radius else group["rho"]
+                    self._update(p, group, math.sqrt(p.shape[1]) if rho is None else rho)
         return loss
 
     def _update(self, p: Tensor, group: dict[str, Any], rho: float | Tensor) -> None:

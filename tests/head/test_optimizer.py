@@ -456,11 +456,11 @@ def test_a_step_asks_the_host_for_nothing():
         for options in ({}, {"cap": True, "vocab_size": 8, "sweeps": 2}, {"whiten": 0.0}):
             for dtype in (torch.float32, torch.bfloat16):
                 W = nn.Parameter(torch.ones(10, 3, dtype=dtype))
-                gain = torch.ones(3)
-                optimizer = Equispread([W], rho=norm_radius(gain), **options)
-                for _ in range(2):
-                    W.grad = torch.ones(10, 3, dtype=dtype)
-                    optimizer.step()
+                for rho in (None, 2.0, torch.tensor(2.0), norm_radius(torch.ones(3))):
+                    optimizer = Equispread([W], rho=rho, **options)
+                    for _ in range(2):
+                        W.grad = torch.ones(10, 3, dtype=dtype)
+                        optimizer.step()
 
 
 def in_a_group(rank, folder):
