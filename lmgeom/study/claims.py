@@ -185,7 +185,10 @@ def _judge_benchmark(rule: Mapping[str, Any], folder: Path) -> Verdict:
     path = folder / rule["record"]
     if not path.is_file():
         return Verdict("not attempted", f"no record `{rule['record']}`")
-    value = float(json.loads(path.read_text(encoding="utf-8"))[rule["value"]])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if rule["value"] not in record:
+        return Verdict("not attempted", f"record `{rule['record']}` has no `{rule['value']}`")
+    value = float(record[rule["value"]])
     low, high = rule.get("at_least", -math.inf), rule.get("at_most", math.inf)
     met = math.isfinite(value) and low <= value <= high
     bars = [f"{key.replace('_', ' ')} {rule[key]:g}" for key in LIMITS if key in rule]

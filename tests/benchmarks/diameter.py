@@ -103,6 +103,17 @@ def compare(n, found, earlier):
         figures["speed_ratio"] = figures["brute_seconds"] / figures["exact_seconds"]
 
 
+def claimed(clouds):
+    """What the claims read: ratios of times up to 50,257 rows, ratios of bounds at all sizes."""
+    judged = [clouds["8192"], clouds["50257"]]
+    bounds = [row["bounds_ratio"] for rows in clouds.values() for row in rows.values()]
+    return {
+        "least_speed_ratio": min(judged[1][k]["speed_ratio"] for k in ("gradient", "embedding")),
+        "least_any_ratio": min(row["speed_ratio"] for rows in judged for row in rows.values()),
+        "least_bounds_margin": math.sqrt(2) / max(bounds),
+    }
+
+
 def main():
     """Measure every cloud at every size and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,21 +137,16 @@ def main():
         }
         compare(n, found, earlier)
         clouds[str(n)], earlier = found, (n, found)
-    judged = [found for n, found in clouds.items() if int(n) <= args.quadratic]
-    wanted = [judged[-1][name] for name in ("gradient", "embedding")]
     record = {
         "benchmark": "diameter",
         "dim": args.dim,
-        "least_speed_ratio": min(row["speed_ratio"] for row in wanted),
-        "least_any_ratio": min(row["speed_ratio"] for rows in judged for row in rows.values()),
-        "least_bounds_margin": min(
-            math.sqrt(2) / row["bounds_ratio"] for rows in clouds.values() for row in rows.values()
-        ),
         "clouds": clouds,
         "threads": 1,
         "load_average": round(os.getloadavg()[0], 2),
         "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
+    if {8192, 50_257, 200_000} <= set(args.rows):  # the sizes that the claims name
+        record |= claimed(clouds)
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
 

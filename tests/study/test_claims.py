@@ -6,7 +6,7 @@ import yaml
 
 from lmgeom.errors import RecordError
 from lmgeom.study import claims_box, claims_list, judge, load_claims
-from lmgeom.study.claims import JUDGES, check_tests, judge_interval, table
+from lmgeom.study.claims import JUDGES, Verdict, check_tests, judge_interval, table
 from lmgeom.study.records import FIELDS, record
 from lmgeom.study.statistics import stratify
 
@@ -273,6 +273,14 @@ def test_a_limit_from_above(tmp_path):
         found = judge({"benchmark": BENCH | limits}, folder=tmp_path)
         assert found.verdict == verdict
     assert found.evidence == "ratio 1.05 (bar: at least 1.06, at most 1.1)"
+
+
+def test_a_benchmark_that_lacks_the_value_answers_nothing(tmp_path):
+    (tmp_path / "b.json").write_text('{"other": 1}')
+    claim = {"benchmark": {"record": "b.json", "value": "ratio", "at_least": 5}}
+    assert judge(claim, folder=tmp_path) == Verdict(
+        "not attempted", "record `b.json` has no `ratio`"
+    )
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(5.0, "holds"), (4.99, "fails")])
