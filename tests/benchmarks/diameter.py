@@ -7,20 +7,15 @@ not run: its time is that of the size before it, scaled by the square of the num
 """
 
 import argparse
-import json
 import math
-import os
 import statistics
-import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from lmgeom.figures import device
 from lmgeom.head import diameter, diameter_bounds
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
+from tests.benchmarks.measuring import processor_seconds, record_file, write_record
 
 TILE = 1024
 CLOUDS = ("gaussian", "whitened", "gradient", "embedding", "Adam step", "spectrum")
@@ -62,25 +57,17 @@ def brute_force(W):
     return math.sqrt(highest)
 
 
-def seconds(function, *arguments):
-    """Processor seconds and result of one call."""
-    start = time.process_time()
-    found = function(*arguments)
-    return time.process_time() - start, found
-
-
 def measure(name, n, d, rounds, brute):
     """All figures of one cloud; the routes alternate, after a warm-up of the fast ones."""
     W = cloud(name, n, d)
-    times = {"exact": [], "bounds": [], "brute": []}
+    times, values = {"exact": [], "bounds": [], "brute": []}, []
     (low, high), found = diameter_bounds(W), diameter(W)
     for repetition in range(rounds):
-        times["exact"].append(seconds(diameter, W)[0])
-        times["bounds"].append(seconds(diameter_bounds, W)[0])
+        times["exact"].append(processor_seconds(lambda: diameter(W)))
+        times["bounds"].append(processor_seconds(lambda: diameter_bounds(W)))
         if repetition < brute:
-            spent, value = seconds(brute_force, W)
-            times["brute"].append(spent)
-            assert abs(value / found.value - 1) < 1e-3, (name, value, found)
+            times["brute"].append(processor_seconds(lambda: values.append(brute_force(W))))
+            assert abs(values[-1] / found.value - 1) < 1e-3, (name, values, found)
     assert low <= found.value * (1 + 1e-12) <= high * (1 + 2e-12), (name, low, found, high)
     figures = {f"{key}_seconds": statistics.median(t) for key, t in times.items() if t}
     free = 2 * torch.linalg.vector_norm(W, dim=1).max().item()
@@ -125,8 +112,7 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out = args.out or results() / "benchmarks" / "diameter.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("diameter", args.out)
     clouds, earlier = {}, None
     for n in args.rows:
         small = n <= args.quadratic
@@ -137,18 +123,13 @@ def main():
         }
         compare(n, found, earlier)
         clouds[str(n)], earlier = found, (n, found)
-    record = {
-        "benchmark": "diameter",
+    figures = {
         "dim": args.dim,
         "clouds": clouds,
-        "threads": 1,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
     if {8192, 50_257, 200_000} <= set(args.rows):  # the sizes that the claims name
-        record |= claimed(clouds)
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+        figures |= claimed(clouds)
+    write_record(out, "diameter", figures)
 
 
 if __name__ == "__main__":

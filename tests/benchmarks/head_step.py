@@ -7,19 +7,14 @@ processor seconds, which a busy machine does not stretch.
 """
 
 import argparse
-import json
-import os
-import statistics
 import time
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from lmgeom.figures import device
 from lmgeom.head import HEAD_RULES
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
+from tests.benchmarks.measuring import medians, processor_seconds, record_file, write_record
 
 RULES = ("adamw", "rownorm", "sign", "equispread", "muon")
 
@@ -31,17 +26,13 @@ def heavy_tailed(vocab_size, dim):
     return rows - rows.mean(0)
 
 
-def seconds(run, where):
+def cuda_seconds(run):
     """Time of one call, to the end of the device's work."""
-    clock = time.process_time
-    if where == "cuda":
-        clock = time.perf_counter
-        torch.cuda.synchronize()
-    start = clock()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     run()
-    if where == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def pass_of_the_head(vocab_size, dim, tokens, where):
@@ -67,13 +58,7 @@ def measure(vocab_size, dim, tokens, rounds, where):
         W = nn.Parameter(0.02 * torch.randn_like(gradient))
         W.grad = gradient
         jobs[rule] = HEAD_RULES[rule]([W], 1e-3).step
-    taken = {name: [] for name in jobs}
-    for repetition in range(rounds + 1):
-        for name, job in jobs.items():
-            spent = seconds(job, where)
-            if repetition:  # the first round warms up
-                taken[name].append(spent)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return medians(jobs, rounds, cuda_seconds if where == "cuda" else processor_seconds)
 
 
 def main():
@@ -88,11 +73,9 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    out = args.out or results() / "benchmarks" / "head-step.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("head-step", args.out)
     median = measure(args.vocab_size, args.dim, args.tokens, args.rounds, args.device)
-    record = {
-        "benchmark": "head-step",
+    figures = {
         "vocab_size": args.vocab_size,
         "dim": args.dim,
         "tokens": args.tokens,
@@ -101,12 +84,8 @@ def main():
         "muon_over_equispread": median["muon"] / median["equispread"],
         "muon_over_rownorm": median["muon"] / median["rownorm"],
         "equispread_share_of_head_pass": median["equispread"] / median["head_pass"],
-        "threads": args.threads,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(out, "head-step", figures)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,15 @@ to 12 GB, and about five minutes on two cores.
 
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from lmgeom.figures import device
 from lmgeom.lev import LEV
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
-from tests.benchmarks.lev_speed import status
+from tests.benchmarks.measuring import medians, peak_bytes, record_file, write_record
 
 SIZE = (262_144, 256)
 DISTINCT = (16_384, 65_536, 262_144)
@@ -51,17 +45,8 @@ def saved_bytes(forward):
     return sum(kept.values())
 
 
-def peak_bytes(distinct, checkpointing):
-    """Memory that the first forward and backward pass of this process adds at its peak."""
-    _, step = build(distinct, checkpointing)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status("VmRSS")
-    step()
-    return status("VmHWM") - before
-
-
 def peaks_in_fresh_processes(distinct):
-    """`peak_bytes` without and with checkpointing, side by side, each in a process of its own."""
+    """The peak without and with checkpointing, side by side, each in a process of its own."""
     command = [sys.executable, "-m", "tests.benchmarks.lev_memory", "--peak", str(distinct)]
     commands = [command, [*command, "--checkpointing"]]
     running = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for line in commands]
@@ -69,19 +54,6 @@ def peaks_in_fresh_processes(distinct):
     if any(process.returncode for process in running):
         raise RuntimeError(f"a process for {distinct} distinct ids failed; its error is above")
     return [int(text) for text in found]
-
-
-def median_seconds(rounds):
-    """Median processor seconds without and with checkpointing, in alternation."""
-    steps = {option: build(TIMED, option)[1] for option in (False, True)}
-    times = {option: [] for option in steps}
-    for repetition in range(rounds + 1):
-        for option, step in steps.items():
-            start = time.process_time()
-            step()
-            if repetition:
-                times[option].append(time.process_time() - start)
-    return {option: statistics.median(values) for option, values in times.items()}
 
 
 def measure(distinct):
@@ -103,14 +75,12 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.peak:
-        print(peak_bytes(args.peak, args.checkpointing))
+        print(peak_bytes(build(args.peak, args.checkpointing)[1]))
         return
-    out = args.out or results() / "benchmarks" / "lev-memory.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    times = median_seconds(args.rounds)
+    out = record_file("lev-memory", args.out)
+    times = medians({option: build(TIMED, option)[1] for option in (False, True)}, args.rounds)
     kept = {option: saved_bytes(build(TIMED, option)[0]) for option in (False, True)}
-    record = {
-        "benchmark": "lev-memory",
+    figures = {
         "vocab_size": SIZE[0],
         "dim": SIZE[1],
         "rows": [measure(distinct) for distinct in args.distinct],
@@ -121,10 +91,8 @@ def main():
         "plain_seconds": times[False],
         "checkpointed_seconds": times[True],
         "time_ratio": times[True] / times[False],
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(out, "lev-memory", figures)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,16 @@ a process's memory is read from /proc.
 """
 
 import argparse
-import json
-import os
-import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from lmgeom.data import corpus, packaged
-from lmgeom.figures import device
 from lmgeom.lev import LEV
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
+from tests.benchmarks.measuring import medians, peak_bytes, record_file, write_record
 
 CASES = {
     "default": {"size": (50_257, 256), "options": {}, "tokens": 4096},
@@ -68,35 +63,17 @@ def build(case, ids):
 def median_seconds(case, ids, rounds):
     """Median processor seconds of each route, in alternation, after one warm-up each."""
     step = build(case, ids)
-    seconds = {route: [] for route in ROUTES}
-    for repetition in range(rounds + 1):
-        for route in ROUTES:
-            start = time.process_time()
-            step(route)
-            if repetition:
-                seconds[route].append(time.process_time() - start)
-    return {route: statistics.median(values) for route, values in seconds.items()}
+    return medians({route: partial(step, route) for route in ROUTES}, rounds)
 
 
-def status(field):
-    """One memory figure of this process in bytes, from /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"no {field} in /proc/self/status")
-
-
-def peak_bytes(case, route):
+def peak_of(case, route):
     """Memory that the first forward and backward pass of this process adds at its peak."""
     step = build(case, real_text_of(case))
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status("VmRSS")
-    step(route)
-    return status("VmHWM") - before
+    return peak_bytes(partial(step, route))
 
 
 def peak_in_fresh_process(case, route):
-    """`peak_bytes` in a process of its own."""
+    """`peak_of` in a process of its own."""
     command = [sys.executable, "-m", "tests.benchmarks.lev_speed", "--peak", case, route]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -131,21 +108,15 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.peak:
-        print(peak_bytes(*args.peak))
+        print(peak_of(*args.peak))
         return
-    out = args.out or results() / "benchmarks" / "lev-speed.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("lev-speed", args.out)
     cases = {case: measure(case, args.rounds) for case in CASES}
-    record = {
-        "benchmark": "lev-speed",
+    figures = {
         **cases["default"],
         "small": cases["small"],
-        "threads": 1,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(out, "lev-speed", figures)
 
 
 if __name__ == "__main__":

@@ -7,36 +7,25 @@ not stretch. The smaller vocabulary takes about five minutes, the larger a quart
 """
 
 import argparse
-import json
-import os
-import statistics
-import time
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from lmgeom.figures import device
 from lmgeom.lev import lev_parameters
 from lmgeom.lm import Config, LanguageModel
 from lmgeom.lm.config import parameters
 from lmgeom.lm.device import loss_function, make_plan
 from lmgeom.lm.optim import adamw
 from lmgeom.lm.train import update
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
 from tests.benchmarks.lev_speed import TOKENIZERS, real_text
+from tests.benchmarks.measuring import medians, record_file, write_record
 
 SHAPE = {"dim": 256, "layers": 10, "heads": 4, "context": 256, "mlp_width": 1024}
 ARMS = {"tied": {}, "leviathan": {"input": "lev", "head": "untied"}}
 TOKENS = 8192
 LOSS_CHUNK = 1024
-
-
-def seconds(function):
-    """Run a function, and give the processor seconds it took."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
 
 
 def build(arm, vocab_size, batch):
@@ -51,26 +40,16 @@ def build(arm, vocab_size, batch):
         model.input(batch[0]).backward(goal)
         model.zero_grad(set_to_none=True)
 
-    return {"step": lambda: update(model, optimizer, loss_of, batch), "input": input_only}
-
-
-def medians(steps, rounds):
-    """Median processor seconds of each part of each arm, in alternation, after one warm-up each."""
-    times = {(arm, part): [] for arm in steps for part in steps[arm]}
-    for repetition in range(rounds + 1):
-        for arm, part in times:
-            taken = seconds(steps[arm][part])
-            if repetition:
-                times[arm, part].append(taken)
-    return {key: statistics.median(values) for key, values in times.items()}
+    step = partial(update, model, optimizer, loss_of, batch)
+    return {(arm, "step"): step, (arm, "input"): input_only}
 
 
 def measure(vocab_size, rounds, tokens):
     """All figures of one vocabulary."""
     flat = real_text(vocab_size, tokens + 256).flatten()
     batch = flat[:tokens].view(-1, 256), flat[1 : tokens + 1].view(-1, 256)
-    steps = {arm: build(arm, vocab_size, batch) for arm in ARMS}
-    found = medians(steps, rounds)
+    jobs = [build(arm, vocab_size, batch).items() for arm in ARMS]
+    found = medians(dict(chain(*jobs)), rounds)
     ratio = found["leviathan", "step"] / found["tied", "step"]
     return {
         "vocab_size": vocab_size,
@@ -97,21 +76,15 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out = args.out or results() / "benchmarks" / "lev-step.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("lev-step", args.out)
     cases = [measure(size, args.rounds, args.tokens) for size in args.vocabularies]
-    record = {
-        "benchmark": "lev-step",
+    figures = {
         "largest_ratio": max(case["step_ratio"] for case in cases),
         "cases": cases,
         "shape": SHAPE,
         "loss_chunk": LOSS_CHUNK,
-        "threads": 1,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(out, "lev-step", figures)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,12 @@ heads of 64 features and the same matrices in each memory.
 
 import argparse
 import importlib.metadata
-import json
-import os
-import statistics
-import time
 from pathlib import Path
 
 import torch
 
-from lmgeom.figures import device
 from lmgeom.mixers import MIXERS
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
+from tests.benchmarks.measuring import medians, record_file, write_record
 
 DIM, HEADS, CHUNK = 256, 4, 64
 CASES = {
@@ -66,15 +60,12 @@ def library(depth):
 
 def median_seconds(routes, x, rounds):
     """Median processor seconds, forward and backward, of each route, in alternation."""
-    seconds = {name: [] for name in routes}
     goal = torch.randn_like(x)
-    for repetition in range(rounds + 1):
-        for name, route in routes.items():
-            start = time.process_time()
-            route(x).backward(goal)
-            if repetition:
-                seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+
+    def both_ways(route):
+        return lambda: route(x).backward(goal)
+
+    return medians({name: both_ways(route) for name, route in routes.items()}, rounds)
 
 
 def measure(tokens, rounds):
@@ -103,11 +94,9 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out = args.out or results() / "benchmarks" / "mixers.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("mixers", args.out)
     loops, others = measure(args.tokens, args.rounds)
-    record = {
-        "benchmark": "mixers",
+    figures = {
         "tokens": args.tokens,
         "dim": DIM,
         "heads": HEADS,
@@ -118,11 +107,8 @@ def main():
         "library": importlib.metadata.version("titans-pytorch"),
         "libraries": others,
         "library_ratio": min(case["ratio"] for case in others.values()),
-        "threads": 1,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(out, "mixers", figures)
 
 
 if __name__ == "__main__":

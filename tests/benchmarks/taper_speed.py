@@ -5,19 +5,13 @@ Times are processor seconds of one thread, which a busy machine does not stretch
 """
 
 import argparse
-import json
-import os
-import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from lmgeom.figures import device
 from lmgeom.lm import Config, LanguageModel, presets, tapered, token_loss
-from lmgeom.study.paths import results
-from lmgeom.study.records import provenance
+from tests.benchmarks.measuring import medians, record_file, write_record
 
 CASES = {
     "small": (presets["transformer-small"], 2),
@@ -44,14 +38,7 @@ def median_seconds(config, batch, rounds):
     arms = {"uniform": config, "tapered": taper}
     arms["mirrored"] = replace(taper, mlp_width=taper.mlp_width[::-1])
     steps = {name: build(arm, batch) for name, arm in arms.items()}
-    seconds = {name: [] for name in arms}
-    for repetition in range(rounds + 1):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            if repetition:
-                seconds[name].append(time.process_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return medians(steps, rounds)
 
 
 def measure(case, rounds):
@@ -78,19 +65,13 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out = args.out or results() / "benchmarks" / "taper-speed.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = record_file("taper-speed", args.out)
     cases = {case: measure(case, args.rounds) for case in CASES}
-    record = {
-        "benchmark": "taper-speed",
+    figures = {
         **cases["small"],
         "wider": cases["wider"],
-        "threads": 1,
-        "load_average": round(os.getloadavg()[0], 2),
-        "machine": {"processor": device(), "cores": os.cpu_count(), **provenance()},
     }
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    write_record(out, "taper-speed", figures)
 
 
 if __name__ == "__main__":
