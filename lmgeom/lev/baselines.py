@@ -380,8 +380,8 @@ def match_flat(vocab_size: int, dim: int, target: int) -> dict[str, int]:
     """
     _require_sizes(vocab_size=vocab_size, dim=dim, target=target)
     code_dim = max(1, target // (2 * vocab_size))
-    inner = nearest_count(target, code_dim * vocab_size, code_dim + 1 + dim)
-    return {"code_dim": code_dim, "inner": inner}
+    found = match_factored(vocab_size, dim, target, n_digits=1, seed_dim=code_dim)
+    return {"code_dim": code_dim, "inner": found["inner"]}
 
 
 def match_factored(

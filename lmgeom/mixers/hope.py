@@ -189,9 +189,7 @@ class Hope(nn.Module):
 
     def step(self, x: Tensor, state: HopeState) -> tuple[Tensor, HopeState]:
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
-        z = self.uq(x)
-        z = torch.cat((state.recent.to(z), z), dim=1)
-        mixed = convolve(z, self.taps)
+        mixed, recent = convolve(self.uq(x), state.recent, self.taps)
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device):
             heads = F.silu(mixed).to(wide).unflatten(-1, (2, self.heads, -1))
@@ -201,8 +199,7 @@ class Hope(nn.Module):
             q = F.normalize(q, dim=-1)
             y, memory = self_modifying_memory(u, q, start, state.memory, self.chunk)
             y = self.norm(y.transpose(1, 2)).flatten(-2).to(x.dtype)
-        state = HopeState(z[:, x.shape[1] :], memory)
-        return self.output(y * F.silu(self.gate(x))), state
+        return self.output(y * F.silu(self.gate(x))), HopeState(recent, memory)
 
     @staticmethod
     def parameter_count(dim: int, heads: int, **options: Any) -> int:

@@ -54,18 +54,20 @@ def check_memory(dim: int, heads: int, depth: int, chunk: int, momentum: float) 
         raise ConfigError(f"momentum={momentum!r}: must be a number from 0 to below 1")
 
 # %% ../../nbs/mixers/04_titans.ipynb #tit-convolve
-def convolve(u: Tensor, taps: Tensor) -> Tensor:
+def convolve(u: Tensor, recent: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
     """Weight each feature's last values by its taps, the last tap being the present one.
 
     Args:
-        u: Features, with those of the `WIDTH` - 1 tokens before, shape (B, n + WIDTH - 1, F).
+        u: Features, shape (B, n, F).
+        recent: Those of the tokens before, shape (B, WIDTH - 1, F).
         taps: Weights, shape (F, WIDTH).
 
     Returns:
-        Shape (B, n, F).
+        The weighted sums, shape (B, n, F), and `recent` for the tokens that follow.
     """
-    n = u.shape[1] - WIDTH + 1
-    return sum(u[:, j : j + n] * taps[:, j] for j in range(WIDTH))
+    n = u.shape[1]
+    u = torch.cat((recent.to(u), u), dim=1)
+    return sum(u[:, j : j + n] * taps[:, j] for j in range(WIDTH)), u[:, n:]
 
 # %% ../../nbs/mixers/04_titans.ipynb #tit-class
 class MemoryState(NamedTuple):
@@ -138,16 +140,14 @@ class NeuralMemory(nn.Module):
 
     def read_stream(self, x: Tensor, recent: Tensor) -> tuple[list[Tensor], Gates, Tensor]:
         """Queries, keys, values (B, H, n, d) and gates of x (B, n, D), and the new `recent`."""
-        u = self.qkv(x)
-        u = torch.cat((recent.to(u), u), dim=1)
-        mixed = convolve(u, self.taps)
+        mixed, recent = convolve(self.qkv(x), recent, self.taps)
         wide = torch.promote_types(x.dtype, torch.float32)
         heads = F.silu(mixed).to(wide).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         logits = self.gates(x).to(wide) + self.gate_bias
         step, momentum, forget = logits.sigmoid().unflatten(-1, (3, -1)).permute(2, 0, 3, 1)
         gates = Gates(self.ceiling * step, self.momentum * momentum, forget)
         q, k, v = heads
-        return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v], gates, u[:, x.shape[1] :]
+        return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v], gates, recent
 
     def step(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Read and write by the tokens of x (B, n, D): answers (B, n, D) and the state after."""
