@@ -134,13 +134,13 @@ def _train(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> None:
     from lmgeom import data
     from lmgeom.lm import evaluate, load_model
+    from lmgeom.lm.train import bad_weights
 
     if not Path(args.checkpoint).is_dir():
         raise ConfigError(f"checkpoint {args.checkpoint!r} is not a folder that exists")
     model = load_model(Path(args.checkpoint))
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise CheckpointError(f"checkpoint {args.checkpoint!r}: weight {name} is not finite")
+    if bad := bad_weights(model):
+        raise CheckpointError(f"checkpoint {args.checkpoint!r}: {bad[0]} is not finite")
     corpus = data.corpus(args.data, args.tokenizer)
     if corpus.vocab_size > model.config.vocab_size:
         raise ConfigError(

@@ -23,6 +23,7 @@ from . import paths
 from .records import load_records
 from lmgeom.study.statistics import (
     EDGES,
+    Paired,
     matched_shares,
     paired,
     paired_arms,
@@ -213,19 +214,25 @@ def _difference(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(word, text)
 
 
-def _each(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _pairs(rule: Mapping[str, Any], records: list[dict]) -> list[Paired] | None:
     found = [paired_arms(records, *pair, rule["metric"]) for pair in rule["pairs"]]
-    if None in found:
-        return None
+    return None if None in found else found
+
+
+def _all_of(found: list[Paired]) -> Verdict:
     word = weakest(*(_interval_verdict(pair) for pair in found))
     return Verdict(word, f"{', '.join(map(str, found))} nats")
 
 
+def _each(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+    found = _pairs(rule, records)
+    return None if found is None else _all_of(found)
+
+
 def _common(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
-    verdict = _each(rule, records)
-    if verdict is None:
+    if (found := _pairs(rule, records)) is None:
         return None
-    found = [paired_arms(records, *pair, rule["metric"]) for pair in rule["pairs"]]
+    verdict = _all_of(found)
     low, high = max(pair.low for pair in found), min(pair.high for pair in found)
     if low > high:
         return Verdict("fails", f"{verdict.evidence}, no common point")
@@ -237,7 +244,7 @@ def _trend(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     slope = paired_slope(records, rule["pairs"], rule["metric"])
     if slope is None:
         return None
-    means = (paired_arms(records, *pair, rule["metric"]).mean for pair in rule["pairs"])
+    means = [pair.mean for pair in _pairs(rule, records)]
     text = f"{slope} nats a doubling of parameters"
     return Verdict(
         _interval_verdict(slope), f"{text}, from {', '.join(f'{m:+.4f}' for m in means)}"
