@@ -434,7 +434,8 @@ def claims_list(*names: str) -> Any:
     lines = []
     for claim in _named(names):
         found = judge(claim)
-        lines.append(f"- **{claim['id']}: {found.verdict}.** {claim['claim']} {found.evidence}.")
+        evidence = found.evidence[:1].upper() + found.evidence[1:].removesuffix(".")
+        lines.append(f"- **{claim['id']}: {found.verdict}.** {claim['claim']} {evidence}.")
     return Markdown("\n".join(lines))
 
 
