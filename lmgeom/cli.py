@@ -74,7 +74,7 @@ def _chosen(names: Sequence[str]) -> list[str]:
         word = name.lower()  # the papers write 1.2B
         alike = [preset for preset in presets if f"-{word}-" in f"-{preset}-"]
         if not alike:
-            presets[name]  # refuses an unknown name and lists the known ones
+            presets[name]  # refuses an unknown name
         found |= dict.fromkeys([word] if word in presets else alike)
     return list(found) or list(presets)
 

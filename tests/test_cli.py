@@ -55,8 +55,10 @@ def test_params_takes_words_of_names(capsys):
     assert list(json.loads(capsys.readouterr().out)) == ["leviathan-small-permuted"]
     assert main(["params", "Permuted"]) == 0
     assert "leviathan-small-permuted  169,344" in capsys.readouterr().out
-    assert "preset='400': known: " in refuse(capsys, "params", "400")
-    assert "preset='': known: " in refuse(capsys, "params", "400m", "")
+    assert "preset='400': unknown; `lmgeom params` lists all" in refuse(capsys, "params", "400")
+    assert "preset='': unknown; " in refuse(capsys, "params", "400m", "")
+    assert main(["params", "440m", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 8
 
 
 def test_params_takes_the_spelling_of_the_papers(capsys):
@@ -67,7 +69,7 @@ def test_params_takes_the_spelling_of_the_papers(capsys):
     assert outs[0] == outs[1]
 
 
-def test_unknown_names_list_the_known(capsys):
+def test_unknown_names_come_with_known_ones(capsys):
     assert "leviathan-1.2b" in refuse(capsys, "params", "leviathan-2b")
     assert "minipile-core" in refuse(capsys, "data", "fetch", "minipil")
     assert "minipile-core" in refuse(capsys, "data", "prepare", "minipil")

@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.errors import ConfigError
 from lmgeom.lm import INPUTS, Config, LanguageModel, parameters, presets
+from lmgeom.lm.config import ARMS, Presets, arm, arms
 from lmgeom.lm.optim import DECAYED, role
 
 SMALL = Config(vocab_size=100, dim=16, layers=2, heads=2, context=8, mlp_width=24)
 LEV = replace(SMALL, input="lev", head="untied")
-ARMS = ("tied", "untied", "albert", "albert-wide", "flat", "factored", "leviathan")
 SIZES = ("1.2b", "400m", "200m", "small")
 
 
@@ -330,9 +330,35 @@ def test_foreign_json_is_refused(text, message):
         Config.from_json(text)
 
 
-def test_unknown_presets_name_the_known_ones():
-    with pytest.raises(ConfigError, match=r"preset='tied-3b': known: tied-1\.2b, "):
-        presets["tied-3b"]
+def test_unknown_presets_name_the_close_ones():
+    right = r"preset='titan-small': unknown, close to titans-small, .*; `lmgeom params` lists all"
+    with pytest.raises(ConfigError, match=right) as caught:
+        presets["titan-small"]
+    assert len(str(caught.value)) < 150
+    with pytest.raises(ConfigError, match="preset='x': unknown; `lmgeom params` lists all"):
+        presets["x"]
+    with pytest.raises(ConfigError, match="preset=7: unknown; "):
+        presets[7]
+    assert "titan-small" not in presets
+    assert presets.get("titan-small") is None
+
+
+def test_a_preset_is_made_when_it_is_asked_for_and_once():
+    made = []
+    named = Presets({name: lambda name=name: made.append(name) or SMALL for name in "ab"})
+    assert list(named) == ["a", "b"]
+    assert len(named) == 2
+    assert "a" in named
+    assert repr(named) == "Presets(a, b)"
+    assert not made
+    assert named["b"] is named["b"] is named.get("b") is SMALL
+    assert made == ["b"]
+
+
+def test_an_arm_that_nobody_knows_is_refused():
+    assert set(arms("x", 100, 16, 2, 2, 8, 24, wide=2)) == {f"{name}-x" for name in ARMS}
+    with pytest.raises(KeyError):
+        arm("albert-narrow", (100, 16, 2, 2, 8, 24), 2, {})
 
 
 def test_a_config_is_frozen_and_owns_its_options():

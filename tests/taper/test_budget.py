@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.errors import ConfigError
-from lmgeom.lm import Config, LanguageModel, parameters, presets, tapered
+from lmgeom.lm import Config, LanguageModel, SwiGLU, parameters, presets, tapered, token_loss
 from lmgeom.lm.config import ARCHITECTURES, depth_arms
 
 SIZES = ("440m", "760m", "1.3b", "small")
+BUILT = [("transformer", size) for size in SIZES]
+BUILT += [(name, size) for name in ARCHITECTURES for size in ("440m", "small")][2:]
 
 
 def count(config, tokens):
@@ -31,9 +33,9 @@ def count(config, tokens):
 
 
 def test_same_parameters_and_flops():
-    for size in SIZES:
-        uniform = presets[f"transformer-{size}"]
-        taper = presets[f"transformer-{size}-tapered"]
+    for name, size in BUILT:
+        uniform = presets[f"{name}-{size}"]
+        taper = presets[f"{name}-{size}-tapered"]
         assert len(set(taper.widths)) > uniform.layers // 2
         mirror = replace(taper, mlp_width=taper.mlp_width[::-1])
         expected = count(uniform, 64)
@@ -43,7 +45,19 @@ def test_same_parameters_and_flops():
         assert expected[2] == 64 * budget.flops
 
 
-@pytest.mark.parametrize("name", [name for name in presets if name.endswith("-tapered")])
+TAPERED = [f"{name}-{size}-tapered" for size in SIZES for name in ARCHITECTURES]
+
+
+def test_all_four_architectures_come_at_every_size():
+    assert [*ARCHITECTURES] == ["transformer", "gated-attention", "titans", "hope-attention"]
+    assert set(TAPERED) == {name for name in presets if name.endswith("-tapered")}
+    mixers = {name.rpartition("-")[0]: presets[name].mixer for name in presets}
+    assert mixers["titans"] == "titans-lmm"
+    assert presets["titans-440m"].mixer_options == {"depth": 2}
+    assert presets["titans-small"].mixer_options == {"depth": 1}
+
+
+@pytest.mark.parametrize("name", TAPERED)
 def test_formula_gives_one_budget(name):
     uniform, taper = presets[name.removesuffix("-tapered")], presets[name]
     assert parameters(uniform) == parameters(taper)
@@ -75,5 +89,21 @@ def test_only_a_uniform_model_can_be_tapered():
 
 
 def test_every_architecture_comes_uniform_and_tapered():
-    arms = depth_arms("x", Config(32, 16, 4, 2, 8, 64))
+    arms = depth_arms("x", 32, 16, 4, 2, 8, 64)
     assert set(arms) == {f"{n}-x{end}" for n in ARCHITECTURES for end in ("", "-tapered")}
+    for name in ARCHITECTURES:
+        assert arms[f"{name}-x-tapered"]() == tapered(arms[f"{name}-x"]())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_three_lines_build_a_tapered_model_that_learns(architecture):
+    config = replace(presets[f"{architecture}-small-tapered"], vocab_size=64, context=32)
+    model = LanguageModel(config)
+    ids = torch.randint(64, (2, 33), generator=torch.Generator().manual_seed(0))
+    token_loss(model.head, model.hidden(ids[:, :-1]), ids[:, 1:]).backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters())
+    inner = [
+        sum(m.down.in_features for m in block.mlp.modules() if isinstance(m, SwiGLU))
+        for block in model.blocks
+    ]
+    assert tuple(inner) == config.widths
