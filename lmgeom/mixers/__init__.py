@@ -9,6 +9,7 @@ A mixer is a module built as `Mixer(dim, heads, *, context, rope_base, **options
   carried over, gives the output of the whole text. States are named tuples.
 
 `mixer.levels` is the number of MLPs in the chain that follows it in a layer, nearly always 1.
+`mixer.limit` is the longest text in tokens; None, or no such attribute, if there is no limit.
 Two static methods count the cost. `parameter_count(dim, heads, **options)` is the number of
 parameters, and `flops_per_token(dim, heads, tokens, **options)` the forward FLOPs a token of the
 matrix products on a text of `tokens` tokens, beyond two for each parameter.

@@ -198,6 +198,7 @@ class Attention(nn.Module):
         super().__init__()
         check_attention(dim, heads, window, persistent)
         self.heads, self.window = heads, window
+        self.limit = context  # longest text; a mixer without this attribute has none
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
         self.rotary = Rotary(dim // heads, context, rope_base)

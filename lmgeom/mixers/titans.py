@@ -398,6 +398,7 @@ class TitansMAC(TitansMAG):
         shared = {"context": chunk, "rope_base": rope_base, "window": None, "qk_norm": qk_norm}
         memory = {"depth": depth, "chunk": chunk, "momentum": momentum}
         super().__init__(dim, heads, **shared, persistent=persistent, **memory)
+        self.limit = None  # attention ends with the segment
         self.query = nn.Linear(dim, dim, bias=False)
 
     def initial_state(self, batch: int) -> SegmentState:
