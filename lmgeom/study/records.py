@@ -78,6 +78,10 @@ def _validate(entry: Mapping[str, Any], name: str) -> None:
         raise RecordError(f"record {name} has no validation loss")
     if bad := [k for k, v in entry["losses"].items() if not math.isfinite(v)]:
         raise RecordError(f"record {name} has a loss that is not finite: {bad[0]}")
+    for key, values in entry.get("alignment", {}).items():
+        right = 3 if key.endswith("_correlation") else entry["config"]["model"]["layers"]
+        if len(values) != right or not all(map(math.isfinite, values)):
+            raise RecordError(f"record {name}: alignment {key} must be {right} finite numbers")
 
 
 def _as_text(entry: Mapping[str, Any]) -> str:

@@ -1,6 +1,11 @@
 """Depth: MLP widths that taper at an exact budget, and where each layer pushes the stream."""
 
-from lmgeom.taper.alignment import Alignment, alignment, depth_correlation
+from lmgeom.taper.alignment import (
+    Alignment,
+    alignment,
+    depth_correlation,
+    widths_by_alignment,
+)
 from lmgeom.taper.schedule import SCHEDULES, group_widths, widths
 
 __all__ = [
@@ -10,4 +15,5 @@ __all__ = [
     "depth_correlation",
     "group_widths",
     "widths",
+    "widths_by_alignment",
 ]

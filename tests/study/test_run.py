@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,10 +13,20 @@ import yaml
 
 from lmgeom import data
 from lmgeom.errors import ConfigError, RecordError
+from lmgeom.lm.config import Config
 from lmgeom.lm.model import LanguageModel
 from lmgeom.study.records import load_records, only_writer
-from lmgeom.study.run import execute, geometry, load_study, run_study, status, studies
+from lmgeom.study.run import (
+    depth_profile,
+    execute,
+    geometry,
+    load_study,
+    run_study,
+    status,
+    studies,
+)
 from lmgeom.study.statistics import stratum
+from lmgeom.taper import Alignment, alignment
 
 PLAN = {
     "name": "tiny",
@@ -86,6 +97,7 @@ def test_changes_make_another_study_of_it(book):
         ({"evaluation": {"every": 1, "tokens": 2}}, "lacks final_tokens"),
         ({"evaluation": PLAN["evaluation"] | {"document_tokens": 1}}, "document_tokens 2"),
         ({"evaluation": PLAN["evaluation"] | {"strata": 1}}, "strata=1 must be a bool"),
+        ({"evaluation": PLAN["evaluation"] | {"alignment": "yes"}}, "alignment='yes' must be a"),
         ({"arms": {"a": {"data": {"source": "x"}}}}, "data lacks tokenizer"),
         ({"data": {"source": "x"}}, "data lacks tokenizer"),
         ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a str"),
@@ -178,6 +190,56 @@ def test_the_geometry_of_the_table_is_recorded_before_and_after(book):
         assert found["initial"] == geometry(LanguageModel(run.model))
         assert found["initial"]["rows"] == found["final"]["rows"] == 64
         assert found["initial"] != found["final"]
+
+
+DEEP = {
+    "model": PLAN["model"] | {"layers": 3},
+    "evaluation": PLAN["evaluation"] | {"alignment": True},
+}
+
+
+def test_the_alignment_of_the_trained_model_is_recorded(book):
+    write(book, **DEEP, arms={"a": {}}, seeds=[0])
+    run = load_study("tiny").runs[0]
+    found = execute(run, quiet=True)["alignment"]
+    assert load_records("tiny")[0]["alignment"] == found
+    names = {field.name for field in fields(Alignment)}
+    cosines = ("mlp", "mlp_here", "block")
+    assert found.keys() == names | {f"{name}_correlation" for name in cosines}
+    assert all(len(values) == 3 for values in found.values())
+    for name in cosines:
+        r = np.corrcoef(range(3), found[name])[0, 1]
+        assert found[f"{name}_correlation"][0] == pytest.approx(r, abs=1e-2)
+
+
+def test_the_profile_is_the_weighted_mean_over_windows_of_the_domains(book):
+    corpus = data.corpus("", "")
+    object.__setattr__(corpus, "weights", {"a": 0.8, "b": 0.2})
+    torch.manual_seed(0)
+    model = LanguageModel(Config(64, 16, 3, 2, 16, 32))
+    expected = 0.0
+    for name, weight in corpus.weights.items():
+        text = torch.from_numpy(corpus.splits[f"val/{name}"].tokens.astype(np.int64))
+        starts = [i * (len(text) - 16) // 7 for i in range(8)]
+        rows = torch.stack([text[start : start + 16] for start in starts])
+        expected = expected + weight * alignment(model, rows).mlp.mean(0)
+    assert depth_profile(model, corpus)["mlp"] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_context_longer_than_a_text_is_cut(book):
+    model = LanguageModel(Config(64, 16, 2, 2, 10**5, 32))
+    assert set(map(len, depth_profile(model, data.corpus("", "")).values())) == {2}
+
+
+@pytest.mark.parametrize("values", [[0.1], [0.1, 0.2, float("nan")]])
+def test_a_record_with_another_profile_than_its_layers_is_refused(book, values):
+    write(book, **DEEP, arms={"a": {}}, seeds=[0])
+    run = load_study("tiny").runs[0]
+    entry = execute(run, quiet=True)
+    entry["alignment"]["mlp"] = values
+    run.path().write_text(json.dumps(entry))
+    with pytest.raises(RecordError, match="alignment mlp must be 3 finite numbers"):
+        load_records("tiny")
 
 
 def test_the_seed_changes_the_result_and_nothing_else_does(book):

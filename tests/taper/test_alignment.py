@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from lmgeom.errors import ConfigError, DataError
+from lmgeom.errors import ConfigError, DataError, LmgeomError
 from lmgeom.lm import Config, LanguageModel
 from lmgeom.lm.checkpoint import save
 from lmgeom.study.paths import root
-from lmgeom.taper import alignment, depth_correlation
+from lmgeom.taper import alignment, depth_correlation, widths, widths_by_alignment
 from lmgeom.taper.alignment import find_blocks, measure
 
 SCRIPT = root() / "tests" / "benchmarks" / "alignment.py"
@@ -182,10 +184,115 @@ def test_correlation_needs_finite_values_that_differ(values):
         depth_correlation(torch.tensor(values, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("resamples", [0, -1, 1.5])
+@pytest.mark.parametrize("resamples", [0, -1, 1.5, True, 10**9])
 def test_correlation_needs_resamples(resamples):
-    with pytest.raises(ConfigError, match=r"resamples=.*: must be a positive integer"):
+    with pytest.raises(ConfigError, match=r"resamples=.*: must be an integer from 1 to 100000"):
         depth_correlation(torch.arange(4), resamples=resamples)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e307])
+def test_correlation_does_not_depend_on_the_unit(factor):
+    values = torch.tensor([1.0, 4, 2, 8, 5], dtype=torch.float64)
+    found, scaled = depth_correlation(values), depth_correlation(factor * values)
+    assert scaled == pytest.approx(found, abs=1e-12)
+
+
+# ------------------------------------------------------------------ rubbish
+numbers = st.one_of(
+    st.integers(), st.floats(), st.complex_numbers(), st.booleans(), st.text(max_size=3), st.none()
+)
+tensors = st.sampled_from(
+    [
+        torch.zeros(0),
+        torch.arange(4),
+        torch.tensor(3.0),
+        torch.rand(4, dtype=torch.complex64),
+        torch.rand(4) > 0.5,
+        torch.rand(4).half().requires_grad_(),
+        torch.rand(5, device="meta"),
+        torch.rand(4).to_sparse(),
+        torch.full((3,), 1e308, dtype=torch.float64),
+        torch.tensor([1e308, -1e308, 0, 5], dtype=torch.float64),
+        torch.randint(9, (2, 3)),
+        torch.full((2, 3), 99),
+        torch.full((2, 3), -1),
+        torch.randint(9, (2, 3), dtype=torch.int16),
+        torch.randint(9, (2, 3), dtype=torch.int32),
+        torch.randint(9, (1, 2), device="meta"),
+        torch.randint(9, (2, 3)).to_sparse(),
+        torch.rand(2, 3),
+    ]
+)
+rubbish = st.one_of(numbers, tensors, st.lists(numbers, max_size=4), st.just({}), st.just(object()))
+
+
+def one_line(function, *args, **options):
+    """Run a function that may refuse, in one line and with an error of ours."""
+    message = ""
+    try:
+        function(*args, **options)
+    except LmgeomError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@settings(max_examples=150, deadline=None)
+@given(rubbish, rubbish, rubbish)
+def test_correlation_refuses_rubbish_in_one_line(values, resamples, seed):
+    one_line(depth_correlation, values, resamples=3, seed=seed)
+    one_line(depth_correlation, torch.arange(4), resamples=resamples)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rubbish, rubbish, rubbish)
+def test_alignment_refuses_rubbish_in_one_line(model, ids, mlp):
+    good = Stack(Layer(torch.eye(8)))
+    one_line(alignment, model, ids, mlp=mlp)
+    one_line(alignment, good, ids)
+    one_line(alignment, good, torch.zeros(1, 2, dtype=torch.int64), mlp=mlp)
+    assert hooks(good) == 0
+    one_line(widths_by_alignment, ids, 512)
+
+
+@pytest.mark.parametrize("ids", [torch.full((1, 3), 99), torch.full((1, 3), -1)])
+def test_ids_beyond_the_vocabulary_are_refused_by_the_model(ids):
+    with pytest.raises(DataError, match=r"ids of shape \(1, 3\): the model stops with IndexError"):
+        alignment(Stack(Layer(torch.eye(8))), ids)
+
+
+@pytest.mark.parametrize("output", [None, (), {}, torch.zeros(3)])
+def test_layers_that_give_no_stream_are_refused(output):
+    model = Stack(Layer(torch.eye(8)))
+    model.layers[0].forward = lambda x: output
+    with pytest.raises(ConfigError, match="must map a stream"):
+        alignment(model, torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_a_stream_that_is_not_finite_is_refused():
+    model = Stack(Layer(torch.eye(8)), Layer(math.nan * torch.eye(8)))
+    with pytest.raises(DataError, match="layer 1: its stream is not finite"):
+        alignment(model, torch.zeros(1, 2, dtype=torch.int64))
+
+
+# ------------------------------------------------------------------ widths
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=12))
+def test_widths_follow_alignment_at_the_budget_of_the_taper(values):
+    sizes = widths_by_alignment(values, 512)
+    assert sorted(sizes, reverse=True) == widths(len(values), 512)
+    for a, wide in zip(values, sizes, strict=True):
+        assert all(a <= b for b, narrow in zip(values, sizes, strict=True) if narrow < wide)
+
+
+def test_rising_alignment_gives_the_taper_and_ties_go_by_depth():
+    assert widths_by_alignment([0.1, 0.2, 0.3], 512, multiple=32) == widths(3, 512, multiple=32)
+    assert widths_by_alignment([0.3, 0.2, 0.1], 512) == widths(3, 512)[::-1]
+    assert widths_by_alignment([0, 0, 0], 512) == widths(3, 512)
+
+
+@pytest.mark.parametrize("values", [[0.1, math.nan], [0.1, 2], ["a", 0], [], [0.5], None, 3])
+def test_widths_need_a_cosine_of_each_layer(values):
+    with pytest.raises(ConfigError, match=r"cosines|at least 2 layers|n_layers"):
+        widths_by_alignment(values, 512)
 
 
 def test_record_agrees_with_its_own_curves():
