@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from lmgeom.errors import DataError
-from lmgeom.lm import Config, LanguageModel, RMSNorm, init_weights, token_loss
-from lmgeom.mixers import rotary_angles
+from lmgeom.lm import INPUTS, Config, LanguageModel, RMSNorm, init_weights, token_loss
+from lmgeom.lm.model import ModelState
+from lmgeom.mixers import MIXERS, rotary_angles
 
 TIED = Config(
     vocab_size=60, dim=16, layers=3, heads=2, context=20, mlp_width=(32, 24, 8), init_std=0.3
@@ -211,3 +214,81 @@ def test_autocast_stays_close(config):
         low = token_loss(model.head, hidden, ids)
     assert low.dtype == torch.float32
     assert abs(low - token_loss(model.head, model.hidden(ids), ids)) < 0.01
+
+
+SHORT = {"titans-lmm": {"chunk": 5}, "titans-mac": {"chunk": 5}, "hope": {"chunk": 5, "levels": 3}}
+STEPPED = [(mixer, SHORT.get(mixer, {})) for mixer in MIXERS]
+STEPPED += [("titans-mag", {"window": 4, "depth": 2, "chunk": 3}), ("attention", {"window": 4})]
+
+
+def pieces(model, ids, sizes):
+    state, parts = model.initial_state(len(ids)), []
+    for piece in ids.split(sizes, dim=1):
+        logits, state = model.step(piece, state)
+        parts.append(logits)
+    return torch.cat(parts, dim=1), state
+
+
+@pytest.mark.parametrize(("mixer", "options"), STEPPED)
+@pytest.mark.parametrize("input", ["table", "lev"])
+@settings(deadline=None, max_examples=3)
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4).filter(lambda n: sum(n) <= 20))
+@example(sizes=[1] * 20)
+def test_any_cut_of_a_text_gives_its_logits(mixer, options, input, sizes):
+    arm = TIED if input == "table" else LEV
+    config = replace(arm, mixer=mixer, mixer_options=options, init_std=0.1)
+    model = make(config).requires_grad_(False).double()
+    ids = text(2, sum(sizes))
+    whole = model(ids)
+    logits, state = pieces(model, ids, sizes)
+    assert (logits - whole).abs().max() < 1e-10
+    low, _ = pieces(copy.deepcopy(model).float(), ids, sizes)
+    assert (low - whole).abs().max() < 1e-4
+    assert isinstance(state, ModelState)
+    assert all(hasattr(own, "_fields") for own in state.mixers)
+
+
+def test_every_input_can_be_stepped():
+    ids = text(2, 12)
+    options = {
+        "table": {},
+        "factorized": {"rank": 4},
+        "flat-mlp": {"code_dim": 4, "inner": 8},
+        "factored-mlp": {"seed_dim": 4, "inner": 8},
+        "lev": LEV.input_options,
+        "lev-permuted": LEV.input_options,
+    }
+    assert options.keys() == INPUTS.keys()
+    for kind, own in options.items():
+        config = replace(UNTIED, input=kind, input_options=own)
+        model = make(config).requires_grad_(False).double()
+        assert (pieces(model, ids, [5, 1, 6])[0] - model(ids)).abs().max() < 1e-10
+
+
+def test_a_step_leaves_the_state_and_keeps_its_batch():
+    model, ids = make(TIED).requires_grad_(False), text(2, 8)
+    _, state = model.step(ids[:, :5], model.initial_state(2))
+    first, _ = model.step(ids[:, 5:], state)
+    again, _ = model.step(ids[:, 5:], state)
+    assert torch.equal(first, again)
+    with pytest.raises(DataError, match="ids of 1 texts: the state is that of 2"):
+        model.step(ids[:1], state)
+    with pytest.raises(DataError, match=r"shape \(2, 0\)"):
+        model.step(ids[:, :0], state)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_limit_is_where_a_step_is_refused(mixer):
+    model, ids = make(replace(TIED, mixer=mixer)).requires_grad_(False), text(1, 20)
+    _, state = model.step(ids, model.initial_state(1))
+    if model.limit is None:
+        assert model.step(ids, state)[0].isfinite().all()
+    else:
+        assert model.limit == 20
+        with pytest.raises(DataError, match="sequence of 21 tokens: must fit the context of 20"):
+            model.step(ids[:, :1], state)
+
+
+def test_the_limits_are_those_of_attention():
+    limited = {mixer for mixer in MIXERS if make(replace(TIED, mixer=mixer)).limit}
+    assert limited == set(MIXERS) - {"titans-lmm", "titans-mac", "hope"}
