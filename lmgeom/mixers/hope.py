@@ -5,7 +5,7 @@ __all__ = ['SharedState', 'Start', 'self_modifying_memory', 'shared_step_ceiling
            'level_widths', 'ContinuumMemory', 'chain', 'HopeAttention', 'Cadence', 'level_periods']
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-export-imports
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -324,6 +324,10 @@ class HopeAttention(Attention):
 class Cadence:
     """Let parameters of an optimizer move at every n-th step only, by the sum of their gradients.
 
+    The sum and the number of steps it has waited are in the parameter's optimizer state, as "held"
+    and "waited", and saved with it. While the optimizer steps or loads they are set aside: AdamW,
+    for one, takes a state with any key for one that it has set up.
+
     Args:
         optimizer: Any torch optimizer that skips parameters without a gradient.
         periods: Steps between two moves for each of some parameters; the others move always.
@@ -337,34 +341,41 @@ class Cadence:
             if type(period) is not int or period < 1:
                 raise ConfigError(f"period={period!r}: must be a positive integer")
         self.periods = {p: period for p, period in periods.items() if period > 1}
-        self.held = {p: torch.zeros_like(p) for p in self.periods}
-        self.steps = 0
+        self._waiting: dict[nn.Parameter, dict[str, Any]] = {}
         optimizer.register_step_pre_hook(self._hold)
+        optimizer.register_step_post_hook(self._keep)
+        optimizer.register_load_state_dict_pre_hook(self._set_aside)
+        optimizer.register_load_state_dict_post_hook(self._keep)
 
-    def _hold(self, *_: Any) -> None:
-        self.steps += 1
+    def _hold(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._waiting.clear()
         for parameter, period in self.periods.items():
-            held = self.held[parameter]
+            state = optimizer.state[parameter]
+            held, waited = state.pop("held", None), state.pop("waited", 0) + 1
             if parameter.grad is not None:
-                held.add_(parameter.grad)
-            if self.steps % period:
-                parameter.grad = None
-            else:
-                parameter.grad = held.clone()
-                held.zero_()
+                held = parameter.grad.clone() if held is None else held.add_(parameter.grad)
+            parameter.grad = held if waited >= period else None
+            if waited < period:
+                self._waiting[parameter] = {"held": held, "waited": waited}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Steps so far and the gradients that are held, in the order of `periods`."""
-        return {"steps": self.steps, "held": [held.clone() for held in self.held.values()]}
+    def _keep(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter, waiting in self._waiting.items():
+            optimizer.state[parameter].update(waiting)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.steps = state["steps"]
-        for own, held in zip(self.held.values(), state["held"], strict=True):
-            own.copy_(held)
+    def _set_aside(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict:
+        ids = [i for group in saved["param_groups"] for i in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        state = {i: dict(entry) for i, entry in saved["state"].items()}
+        self._waiting.clear()
+        for i, parameter in zip(ids, parameters, strict=False):  # the optimizer compares lengths
+            if "waited" in state.get(i, {}):
+                held, waited = state[i].pop("held"), state[i].pop("waited")
+                held = None if held is None else held.to(parameter.device, copy=True)
+                self._waiting[parameter] = {"held": held, "waited": waited}
+        return saved | {"state": {i: entry for i, entry in state.items() if entry}}
 
 
-def level_periods(model: nn.Module, periods: list[int]) -> dict[nn.Parameter, int]:
+def level_periods(model: nn.Module, periods: Sequence[int]) -> dict[nn.Parameter, int]:
     """Give every parameter of each chain in a model the period of its level.
 
     Args:
@@ -372,13 +383,15 @@ def level_periods(model: nn.Module, periods: list[int]) -> dict[nn.Parameter, in
         periods: One period for each level, the first level first.
 
     Raises:
-        ConfigError: If a chain has another number of levels.
+        ConfigError: If there is no chain, or one has another number of levels.
     """
     found: dict[nn.Parameter, int] = {}
     for memory in (m for m in model.modules() if isinstance(m, ContinuumMemory)):
         if len(memory.levels) != len(periods):
             right = f"needs one for each of {len(memory.levels)} levels"
-            raise ConfigError(f"periods={periods}: {right}")
+            raise ConfigError(f"periods={list(periods)}: {right}")
         for level, period in zip(memory.levels, periods, strict=True):
             found |= dict.fromkeys(level.parameters(), period)
+    if not found:
+        raise ConfigError(f"periods={list(periods)}: no MLP of the model is a chain of levels")
     return found

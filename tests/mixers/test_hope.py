@@ -169,27 +169,43 @@ def test_periods_move_levels_by_summed_gradients():
             assert (a - b).abs().max() < 1e-12
 
 
-def test_a_cadence_resumes_where_it_was():
+@pytest.mark.parametrize("rule", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_cadence_resumes_where_it_was(rule, stop):
+    """The optimizer's own state has what is held, also before the rule has made its first step."""
+
     def build():
         torch.manual_seed(0)
-        model = nn.Linear(3, 2, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, optimizer, Cadence(optimizer, {model.weight: 3})
+        model = nn.Linear(3, 2)
+        optimizer = rule(model.parameters(), lr=0.1)
+        Cadence(optimizer, {model.weight: 3})
+        return model, optimizer
 
     def steps(model, optimizer, inputs):
         for x in inputs:
             optimizer.zero_grad()
-            model(x).sum().backward()
+            model(x).square().sum().backward()
             optimizer.step()
 
-    inputs = torch.randn(6, 4, 3)
+    inputs = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(1))
     whole, first, second = build(), build(), build()
-    steps(*whole[:2], inputs)
-    steps(*first[:2], inputs[:4])
+    steps(*whole, inputs)
+    steps(*first, inputs[:stop])
     second[0].load_state_dict(first[0].state_dict())
-    second[2].load_state_dict(first[2].state_dict())
-    steps(*second[:2], inputs[4:])
+    second[1].load_state_dict(first[1].state_dict())
+    steps(*second, inputs[stop:])
     assert torch.equal(whole[0].weight, second[0].weight)
+    assert torch.equal(whole[0].bias, second[0].bias)
+
+
+def test_a_parameter_without_gradients_waits_in_vain():
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    Cadence(optimizer, {model.weight: 2})
+    for _ in range(4):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
 
 
 @pytest.mark.parametrize("period", [0, 1.5, True])
@@ -200,6 +216,8 @@ def test_impossible_periods_are_refused(period):
         Cadence(optimizer, {model.weight: period})
     with pytest.raises(ConfigError, match=r"periods=\[1\]: needs one for each of 2 levels"):
         level_periods(chain(SwiGLU, 8, 32, 2), [1])
+    with pytest.raises(ConfigError, match=r"periods=\[1, 2\]: no MLP of the model is a chain"):
+        level_periods(SwiGLU(8, 32), [1, 2])
 
 
 @pytest.mark.parametrize("mixer", [Hope, HopeAttention])
