@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lmgeom.errors import TrainingError
+from lmgeom.errors import ConfigError, TrainingError
 from lmgeom.head.equidistance import equidistance
 from lmgeom.head.optimizer import HEAD_RULES, Equispread, SignRows, Together, centered, norm_radius
 from lmgeom.lm import checkpoint
@@ -240,6 +240,9 @@ def test_cap_skips_a_step_uphill():
         ({"lr": -1.0}, "lr must be"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
         ({"vocab_size": 0}, "vocab_size must be"),
+        ({"center": "no"}, "center must be True or False, got 'no'"),
+        ({"cap": 2}, "cap must be True or False, got 2"),
+        ({"whiten": "1"}, "whiten must be a number from 0 to 1, got '1'"),
     ],
 )
 def test_bad_settings(options, message):
@@ -346,7 +349,7 @@ def test_a_bad_gradient_changes_nothing_and_is_counted(bad, dtype):
     optimizer.step()
     assert torch.equal(W, before)
     assert torch.equal(optimizer.state[W]["momentum"], state["momentum"])
-    with pytest.raises(TrainingError, match="1 steps of the head had a gradient that is not finit"):
+    with pytest.raises(TrainingError, match="1 steps of the head were skipped: a gradient that is"):
         optimizer.check()
     W.grad = rows(3, 10, 3).to(dtype)
     optimizer.step()
@@ -577,6 +580,34 @@ def test_together_runs_a_closure_once_and_copies():
     assert calls == [1]
     twin = copy.deepcopy(optimizer)
     assert twin.parts[1].param_groups[0] is twin.param_groups[1]
+
+
+def test_together_asks_its_parts_for_skipped_steps():
+    model, optimizer = both("equispread")
+    train(model, optimizer, range(1))
+    optimizer.check()
+    model.head.weight.grad[0, 0] = math.nan
+    optimizer.step()
+    with pytest.raises(TrainingError, match="1 steps of the head were skipped"):
+        optimizer.check()
+    both("muon")[1].check()
+
+
+@pytest.mark.parametrize(
+    ("rule", "size", "options", "message"),
+    [
+        ("rownorm", 0.1, {"whiten": 0.5}, "option 'whiten': unknown; known: momentum, weight_dec"),
+        ("muon", 0.1, {"center": False}, "option 'center': unknown; known: momentum, weight_decay"),
+        ("adamw", 0.1, {"typo": 1}, "option 'typo': unknown; known: betas, weight_decay"),
+        ("equispread", 0.0, {}, "size=0.0, options={}: budget must be a positive number of nats"),
+        ("adamw", -1.0, {}, "size=-1.0, options={}: Invalid learning rate"),
+        ("sign", 0.1, {"momentum": 1}, "momentum must be a number from 0 to below 1, got 1"),
+        ("muon", 0.1, {"momentum": "a"}, "size=0.1, options={'momentum': 'a'}"),
+    ],
+)
+def test_a_rule_refuses_what_it_cannot_use(rule, size, options, message):
+    with pytest.raises(ConfigError, match=message):
+        HEAD_RULES[rule]([nn.Parameter(torch.ones(3, 2))], size, **options)
 
 
 def test_rules_share_the_budget():
