@@ -1,11 +1,14 @@
 """The loop: the right gradient, the same bits after any interruption, errors that name things."""
 
+import copy
 import functools
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.data import synthetic
 from lmgeom.errors import CheckpointError, ConfigError, TrainingError
+from lmgeom.head.optimizer import HEAD_RULES
 from lmgeom.lm import checkpoint
 from lmgeom.lm.config import Config
 from lmgeom.lm.device import batches, find_device, loss_function, make_plan, train_flops
@@ -369,6 +373,107 @@ def test_a_damaged_newest_checkpoint_falls_back(tmp_path, caplog):
     assert checkpoint.latest(tmp_path).step == 6
 
 
+# Rules ---------------------------------------------------------------------------------------
+
+LEVELS = {"mixer": "hope-attention", "mixer_options": {"levels": 3}, "mlp_width": 48}
+CHAIN = Config.from_dict(MODEL.to_dict() | LEVELS)
+CHOICES = [
+    *({"head_optimizer": rule, "head_lr": 0.1} for rule in HEAD_RULES),
+    {"head_optimizer": "equispread", "head_lr": 0.3, "body_optimizer": "muon"},
+    {"level_periods": [1, 2, 4]},
+    {"level_periods": [2, 5, 3], "body_optimizer": "muon", "head_optimizer": "sign", "head_lr": 1},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_every_choice_of_rules_resumes_bit_for_bit(tmp_path, choice, head):
+    """Stopped after 3 of 6 steps, in the middle of the periods; weights and optimizer."""
+    model = Config.from_dict((CHAIN if "level_periods" in choice else MODEL).to_dict())
+    model = Config.from_dict(model.to_dict() | {"head": head})
+    config = change(**choice)
+    whole, expected = run(config, model=make(model), out=tmp_path / "whole")
+    stop = Hook(lambda step: step == 2 and kill())
+    run(config, stop, make(model), out=tmp_path / "cut")
+    resumed, result = run(config, model=make(model, 1), out=tmp_path / "cut", resume=True)
+    assert same(whole, resumed)
+    assert losses(result) == losses(expected)
+    name = Path("step-00000006", checkpoint.FILES[1])
+    states = [load_file(tmp_path / folder / name) for folder in ("whole", "cut")]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert losses(result) != losses(run(model=make(model))[1])
+
+
+def test_the_head_may_have_its_own_rate_and_decay():
+    model = Config.from_dict(MODEL.to_dict() | {"head": "untied"})
+    plain, _ = run(model=make(model))
+    assert same(plain, run(change(head_lr=RUN.lr), model=make(model))[0])
+    assert not same(plain, run(change(head_lr=2 * RUN.lr), model=make(model))[0])
+    assert not same(plain, run(change(head_options={"weight_decay": 0.0}), model=make(model))[0])
+
+
+@pytest.mark.parametrize("rule", ["rownorm", "sign", "equispread"])
+def test_the_schedule_multiplies_the_budget(rule):
+    """Row lengths of the head's steps follow the schedule, whatever clipping makes of gradients."""
+    model = make(Config.from_dict(MODEL.to_dict() | {"head": "untied"}))
+    seen = []
+
+    def watch(step):
+        seen.append((model.head.weight.detach().clone(), model.norm.weight.detach().abs().max()))
+
+    run(change(head_optimizer=rule, head_lr=0.4, clip=1e-3), Hook(watch), model)
+    seen.append((model.head.weight.detach(), None))
+    for step, ((before, gain), (after, _)) in enumerate(itertools.pairwise(seen)):
+        length = 0.4 * schedule(step, 6, 2) / (2 * 4 * gain)
+        longest = (after - before).norm(dim=1).max().item()
+        assert longest == pytest.approx(length.item(), rel=1e-3)
+
+
+def test_levels_move_when_they_are_due():
+    model, seen = make(CHAIN), []
+    levels = model.blocks[0].mlp.levels
+
+    def watch(step):
+        seen.append([copy.deepcopy(level.state_dict()) for level in levels])
+
+    run(change(level_periods=[1, 2, 4]), Hook(watch), model)
+    moved = [
+        [not torch.equal(a["down.weight"], b["down.weight"]) for a, b in zip(*pair, strict=True)]
+        for pair in itertools.pairwise(seen)
+    ]
+    assert moved == [[True, step % 2 == 0, step % 4 == 0] for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("when", [{"eval_every": 4}, {"checkpoint_every": 4}, {}])
+def test_skipped_steps_of_the_head_stop_the_run(tmp_path, when):
+    """A last norm of zeros has no radius: the loss is finite, and the head never moves."""
+    model = make()
+
+    def silence(step):
+        if step >= 2:
+            model.norm.weight.data.zero_()
+
+    config = change(checkpoint_every=0, head_optimizer="rownorm", head_lr=0.1)
+    config = TrainConfig.from_dict(config.to_dict() | when)
+    options = {"out": tmp_path} if "checkpoint_every" in when else {}
+    at, count = (4, 2) if when else (6, 4)
+    message = f"step {at}: {count} steps of the head were skipped"
+    with pytest.raises(TrainingError, match=message):
+        run(config, Hook(silence), model, evaluate=lambda m, step: {"at": step}, **options)
+    assert checkpoint.steps(tmp_path) == []
+
+
+def test_the_banner_says_which_rule_moves_what(capsys):
+    config = change(head_optimizer="equispread", head_lr=0.3, body_optimizer="muon")
+    run(config, quiet=False, model=make(Config.from_dict(MODEL.to_dict() | {"head": "untied"})))
+    out = capsys.readouterr().out
+    assert "optimizer      Equispread (head), Muon (matrix), AdamW (gain, embedding)\n" in out
+    assert "0.001 at the end; 0.3 nats a step for the head\n" in out
+    run(quiet=False)
+    assert "optimizer      AdamW (gain, matrix, embedding)\n" in capsys.readouterr().out
+
+
 # Errors --------------------------------------------------------------------------------------
 
 
@@ -461,6 +566,24 @@ def test_a_norm_that_overflows():
         ({"loss_chunk": 0}, "loss_chunk=0"),
         ({"keep": 0}, "keep=0"),
         ({"typo": 1}, "typo"),
+        (
+            {"head_optimizer": "lion"},
+            "head_optimizer='lion': known: adamw, muon, rownorm, sign, eq",
+        ),
+        ({"head_optimizer": ["muon"]}, r"head_optimizer=\['muon'\]: known"),
+        ({"head_lr": 0}, "head_lr=0: must be a positive number"),
+        ({"head_lr": True}, "head_lr=True: must be a positive number"),
+        ({"head_optimizer": "sign"}, "head_lr=None: 'sign' needs the largest change of a log-odds"),
+        ({"head_options": 3}, "head_options=3: must be a mapping"),
+        ({"head_options": {"whiten": 1}}, "of 'adamw': option 'whiten': unknown; known: betas"),
+        (
+            {"head_optimizer": "equispread", "head_lr": 0.3, "head_options": {"whiten": 2}},
+            "head_options={'whiten': 2} of 'equispread': .*whiten must be a number from 0 to 1",
+        ),
+        ({"head_options": {1: 2}}, "head_options={1: 2} of 'adamw'"),
+        ({"body_optimizer": "sign"}, "body_optimizer='sign': known: adamw, muon"),
+        ({"level_periods": [1, 0]}, r"level_periods=\(1, 0\): must be whole numbers, at least 1"),
+        ({"level_periods": 4}, "level_periods=4: must be whole numbers"),
     ],
 )
 def test_impossible_settings_are_named(changes, message):
@@ -469,8 +592,18 @@ def test_impossible_settings_are_named(changes, message):
     assert "\n" not in str(error.value)
 
 
-def test_settings_round_trip():
-    assert TrainConfig.from_dict(json.loads(json.dumps(RUN.to_dict()))) == RUN
+@pytest.mark.parametrize("choice", [{}, *CHOICES, {"head_options": {"weight_decay": 0.0}}], ids=str)
+def test_settings_round_trip(choice):
+    config = change(**choice)
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_later_settings_leave_the_names_of_earlier_records_alone():
+    folder = Path(__file__).parents[2] / "book" / "results"
+    found = [json.loads(path.read_text()) for path in folder.glob("*/*.json")]
+    settings = [entry["config"]["train"] for entry in found if "config" in entry]
+    assert len(settings) >= 80
+    assert all(TrainConfig.from_dict(train).to_dict() == train for train in settings)
 
 
 @pytest.mark.parametrize(
@@ -483,6 +616,7 @@ def test_settings_round_trip():
         ({"dtype": "tf32", "device": "cpu"}, {}, "dtype='tf32'"),
         ({}, {"resume": True}, "resume=True: needs out"),
         ({}, {"data": synthetic(65, n_tokens=2000)}, "vocab_size=64: the data has ids up to 64"),
+        ({"level_periods": [1, 2]}, {}, "no MLP of the model is a chain of levels"),
     ],
 )
 def test_runs_that_cannot_work(changes, options, message):
