@@ -116,6 +116,7 @@ def _train(args: argparse.Namespace) -> int:
     config = _config(args)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    given |= {"head_options": dict(args.head_options)}
     defaults = {"context": config.context, "warmup": min(TrainConfig.warmup, args.steps // 5)}
     settings = TrainConfig(**defaults | given)  # refused before any text is prepared
     corpus = data.corpus(args.data, args.tokenizer)
@@ -231,6 +232,16 @@ def _number(kind: type, least: float) -> Any:
     return parse
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, the value as in JSON."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        right = "is not NAME=VALUE with a number, true or false"
+        raise argparse.ArgumentTypeError(f"{text!r} {right}") from None
+
+
 def _path(text: str) -> str:
     """Refuse the empty path, which an unset variable of a shell gives."""
     if not text:
@@ -284,6 +295,16 @@ def _add_model(commands: Any) -> None:
     )
     parser.add_argument("--weight-decay", type=positive, help="decoupled decay (default: 0.1)")
     parser.add_argument("--clip", type=positive, help="largest gradient norm")
+    parser.add_argument("--body-optimizer", help="rule for the blocks: adamw (default) or muon")
+    rules = "adamw (default), muon, rownorm, sign or equispread"
+    parser.add_argument("--head-optimizer", help=f"rule for the head: {rules}")
+    size = "its peak rate (default: --lr); for the last three rules, nats of log-odds a step"
+    parser.add_argument("--head-lr", type=positive, help=size)
+    option = {"type": _setting, "action": "append", "default": [], "metavar": "NAME=VALUE"}
+    word = "an option of the head's rule, as whiten=0.5; may be given again"
+    parser.add_argument("--head-option", dest="head_options", help=word, **option)
+    word = "steps between two moves of each level of a continuum memory"
+    parser.add_argument("--level-periods", type=whole, nargs="+", metavar="STEPS", help=word)
     parser.add_argument("--seed", type=_number(int, 0), help="weights and token order")
     parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
     parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
