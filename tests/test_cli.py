@@ -118,6 +118,43 @@ def test_train_then_evaluate(tmp_path, corpus, capsys):
     )
 
 
+def test_train_takes_rules_for_head_body_and_levels(tmp_path, corpus, capsys):
+    words = ["--head-optimizer", "equispread", "--head-lr", "0.3", "--body-optimizer", "muon"]
+    assert train(tmp_path, *words, "--head-option", "whiten=0.5", "--head-option", "cap=true") == 0
+    out = capsys.readouterr().out
+    assert "Equispread (embedding), Muon (matrix), AdamW (gain)" in out
+    assert "0.3 nats a step for the head" in out
+    assert train(tmp_path, "--resume") == 2
+    assert "train.head_optimizer: equispread -> None" in capsys.readouterr().err
+    chain = replace(TINY, mixer="hope-attention", mixer_options={"levels": 2})
+    setting = ["--steps", "4", "--lr", "0.01", "--level-periods", "1", "2"]
+    (tmp_path / "chain.json").write_text(chain.to_json())
+    where = ["--config", str(tmp_path / "chain.json"), "--out", str(tmp_path / "chain")]
+    assert main(["train", *where, *setting]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head-optimizer", "lion"], "head_optimizer='lion': known: adamw, muon"),
+        (["--head-optimizer", "sign"], "head_lr=None: 'sign' needs the largest change"),
+        (["--head-option", "whiten=1"], "option 'whiten': unknown; known: betas, weight_decay"),
+        (["--body-optimizer", "sgd"], "body_optimizer='sgd': known: adamw, muon"),
+        (["--level-periods", "1", "2"], "no MLP of the model is a chain of levels"),
+    ],
+)
+def test_rules_that_cannot_work_are_named(tmp_path, corpus, capsys, words, message):
+    assert train(tmp_path, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_option_of_the_head_needs_a_value(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parser().parse_args(["train", "--preset", "tied-small", "--head-option", "whiten"])
+    assert stop.value.code == 2
+    assert "'whiten' is not NAME=VALUE" in capsys.readouterr().err
+
+
 def test_a_run_is_not_overwritten_or_changed_unasked(tmp_path, corpus, capsys):
     assert train(tmp_path) == 0
     capsys.readouterr()
