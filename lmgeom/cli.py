@@ -1,4 +1,4 @@
-"""The `lmgeom` command: data, training, evaluation, budgets, studies and the book.
+"""The `lmgeom` command: data, training, evaluation, generation, budgets, studies and the book.
 
 Every command calls one library function; this module only reads arguments and prints. Whatever a
 person can put right ends with one line on standard error and exit code 2.
@@ -7,6 +7,7 @@ person can put right ends with one line on standard error and exit code 2.
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -112,6 +113,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from lmgeom import data
     from lmgeom.lm import LanguageModel, TrainConfig, train
+    from lmgeom.lm.checkpoint import steps
 
     config = _config(args)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -127,21 +129,69 @@ def _train(args: argparse.Namespace) -> int:
     torch.manual_seed(settings.seed)
     model = LanguageModel(config)
     out = Path(args.out)
+    if corpus.tokenizer and not steps(out):  # a folder with checkpoints has its tokenizer already
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "tokenizer.json").write_text(corpus.tokenizer.to_json(), encoding="utf-8")
     result = train(model, corpus, settings, out=out, resume=args.resume)
     print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {out}")
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
-def _eval(args: argparse.Namespace) -> None:
-    from lmgeom import data
-    from lmgeom.lm import evaluate, load_model
+def _load(checkpoint: str) -> Any:
+    """Load the model of a checkpoint whose weights are all numbers."""
+    from lmgeom.lm import load_model
     from lmgeom.lm.train import bad_weights
 
-    if not Path(args.checkpoint).is_dir():
-        raise ConfigError(f"checkpoint {args.checkpoint!r} is not a folder that exists")
-    model = load_model(Path(args.checkpoint))
+    if not Path(checkpoint).is_dir():
+        raise ConfigError(f"checkpoint {checkpoint!r} is not a folder that exists")
+    model = load_model(Path(checkpoint))
     if bad := bad_weights(model):
-        raise CheckpointError(f"checkpoint {args.checkpoint!r}: {bad[0]} is not finite")
+        raise CheckpointError(f"checkpoint {checkpoint!r}: {bad[0]} is not finite")
+    return model
+
+
+def _tokenizer(checkpoint: Path, chosen: str | None) -> Any:
+    """Read the tokenizer that `train` left beside its checkpoints, or the one that is named."""
+    from lmgeom import data
+
+    if chosen is not None:
+        return data.read_tokenizer(chosen) if Path(chosen).exists() else data.packaged(chosen)
+    for folder in (checkpoint, checkpoint.parent):
+        if (folder / "tokenizer.json").is_file():
+            return data.read_tokenizer(folder)
+    raise ConfigError(f"checkpoint '{checkpoint}' has no tokenizer.json beside it: use --tokenizer")
+
+
+def _generate(args: argparse.Namespace) -> None:
+    import torch
+
+    from lmgeom.lm import generate
+    from lmgeom.lm.generate import stream_text
+
+    model, tokenizer = _load(args.checkpoint), _tokenizer(Path(args.checkpoint), args.tokenizer)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ConfigError(
+            f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids,"
+            f" the model only {model.config.vocab_size}"
+        )
+    ids = torch.tensor([[tokenizer.eot, *tokenizer.encode(args.prompt)]])
+    if args.seed is None:
+        torch.seed()  # another text each time
+    names = ("temperature", "top_k", "top_p", "seed")
+    options = {name: getattr(args, name) for name in names}
+    new = generate(model, ids, args.max_new_tokens, **options, stop=[tokenizer.eot])
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    print(args.prompt, end="", flush=True)
+    for text in stream_text(map(int, new), tokenizer.tokens):
+        print(text, end="", flush=True)
+    print()
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from lmgeom import data
+    from lmgeom.lm import evaluate
+
+    model = _load(args.checkpoint)
     corpus = data.corpus(args.data, args.tokenizer)
     if corpus.vocab_size > model.config.vocab_size:
         raise ConfigError(
@@ -168,6 +218,22 @@ def _eval(args: argparse.Namespace) -> None:
     ]
     head = ("split", "nats/token", "stderr", "bits/byte", "tokens", "documents")
     print(_columns([head, *rows]))
+
+
+def _export(args: argparse.Namespace) -> None:
+    from lmgeom import data
+
+    hub = _needs("lmgeom.hub")
+    corpus = data.corpus(args.data, args.tokenizer) if args.data else None
+    print(hub.export(args.checkpoint, args.out, corpus))
+
+
+def _needs(module: str) -> Any:
+    """Import a module that stands on packages of the extra `hub`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'lmgeom[hub]'") from None
 
 
 def _study_list(args: argparse.Namespace) -> None:
@@ -320,6 +386,32 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_eval)
 
+    parser = commands.add_parser("generate", help="continue a text, token by token")
+    parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
+    parser.add_argument("--prompt", default="", help="text to continue (default: a new document)")
+    parser.add_argument(
+        "--max-new-tokens", type=whole, default=100, help="at most so many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature", type=positive, default=1.0, help="0 for the likeliest (default: 1)"
+    )
+    parser.add_argument("--top-k", type=whole, help="draw from so many likeliest tokens")
+    parser.add_argument("--top-p", type=positive, help="draw from the fewest tokens so probable")
+    parser.add_argument("--seed", type=_number(int, 0), help="for the same text again")
+    word = "the run's, unless named: a folder of `data prepare`, a file, or gpt2, llama3, ..."
+    parser.add_argument("--tokenizer", help=word)
+    parser.set_defaults(call=_generate)
+
+
+def _add_hub(commands: Any) -> None:
+    parser = commands.add_parser("export", help="write a checkpoint as a folder of transformers")
+    parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
+    parser.add_argument("out", type=_path, help="the folder to make; it must not exist")
+    word = "what the model was trained on, whose vocabulary goes along (default: none does)"
+    parser.add_argument("--data", help=word)
+    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
+    parser.set_defaults(call=_export)
+
 
 def _add_study(commands: Any) -> None:
     parser = commands.add_parser("study", help="run studies and judge claims")
@@ -349,6 +441,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_data(commands)
     _add_model(commands)
+    _add_hub(commands)
     _add_study(commands)
     book = commands.add_parser("book", help="build, serve, picture and check the book")
     add_book_commands(book.add_subparsers(dest="verb", required=True, metavar="VERB"))

@@ -1,12 +1,14 @@
+import io
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lmgeom import cli, data
 from lmgeom.cli import main, parser
-from lmgeom.lm import Config, LanguageModel
+from lmgeom.lm import Config, LanguageModel, complete, load_model
 from lmgeom.lm.checkpoint import save
 
 TINY = Config(vocab_size=64, dim=16, layers=1, heads=2, context=16, mlp_width=32)
@@ -116,6 +118,63 @@ def test_train_then_evaluate(tmp_path, corpus, capsys):
     assert "unknown split 'val/z'" in refuse(
         capsys, "eval", str(tmp_path / "run"), "--splits", "val/z"
     )
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch, capsys):
+    """A run on text of four-byte characters, one token a byte."""
+    made = data.from_text(["\U0001f600 \u20ac one \u00e9 " * 40 + str(i) for i in range(8)])
+    monkeypatch.setattr(data, "corpus", lambda *names, **options: made)
+    monkeypatch.setitem(globals(), "TINY", replace(TINY, vocab_size=260))
+    assert train(tmp_path) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_generate_finds_the_tokenizer_of_its_run(written, capsys):
+    words = ["--prompt", "one \u00e9", "--max-new-tokens", "9", "--seed", "3"]
+    assert main(["generate", str(written), *words]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("one \u00e9")
+    assert text.endswith("\n")
+    [step] = written.glob("step-*")
+    assert main(["generate", str(step), *words, "--top-p", "1"]) == 0
+    assert capsys.readouterr().out == text
+    model, tokenizer = load_model(step), data.byte_tokenizer()
+    ids = [tokenizer.eot, *tokenizer.encode("one \u00e9")]
+    new = complete(model, torch.tensor([ids]), 9, seed=3, stop=[tokenizer.eot])[0, len(ids) :]
+    shown = b"".join(tokenizer.tokens.get(int(i), b"") for i in new).decode("utf-8", "replace")
+    assert text == f"one \u00e9{shown}\n"
+    for extra in (["--temperature", "0"], ["--top-k", "1"]):
+        assert main(["generate", str(written), *words, *extra]) == 0
+    assert main(["generate", str(written), "--max-new-tokens", "3"]) == 0
+
+
+def test_generate_refuses_in_one_line(written, tmp_path, capsys):
+    run = ["generate", str(written)]
+    long = "a prompt of 1 tokens and 100 new ones: all but the last must fit the context of 16"
+    assert long in refuse(capsys, *run)
+    assert "top_p=1.5" in refuse(capsys, *run, "--top-p", "1.5")
+    assert "no package holds the tokenizer 'gpt5'" in refuse(capsys, *run, "--tokenizer", "gpt5")
+    assert "nowhere" in refuse(capsys, "generate", str(tmp_path / "nowhere"))
+    wide = data.byte_tokenizer()
+    wide.vocab_size = 300
+    (tmp_path / "wide.json").write_text(wide.to_json())
+    words = [*run, "--tokenizer", str(tmp_path / "wide.json"), "--max-new-tokens", "3"]
+    assert "tokenizer bytes has 300 ids, the model only 260" in refuse(capsys, *words)
+    assert main([*words[:3], str(written), *words[4:]]) == 0
+    (written / "tokenizer.json").unlink()
+    capsys.readouterr()
+    assert "has no tokenizer.json beside it: use --tokenizer" in refuse(capsys, *run)
+
+
+def test_a_character_that_the_terminal_lacks_is_shown_as_a_question_mark(written, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", terminal)
+    words = ["--prompt", "\u20ac\u00e9 \udcff", "--max-new-tokens", "2", "--seed", "0"]
+    assert main(["generate", str(written), *words]) == 0
+    terminal.flush()
+    assert terminal.buffer.getvalue().startswith("?\u00e9 ?".encode("latin-1"))
 
 
 def test_train_takes_rules_for_head_body_and_levels(tmp_path, corpus, capsys):

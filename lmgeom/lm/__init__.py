@@ -3,6 +3,7 @@
 from lmgeom.lm.checkpoint import load_model
 from lmgeom.lm.config import HEADS, INPUTS, Budget, Config, TiedHead, parameters, presets, tapered
 from lmgeom.lm.evaluate import Evaluation, evaluate
+from lmgeom.lm.generate import complete, generate
 from lmgeom.lm.loss import bits_per_byte, token_loss
 from lmgeom.lm.model import Block, LanguageModel, RMSNorm, SwiGLU, init_weights
 from lmgeom.lm.train import TrainConfig, TrainResult, train
@@ -21,7 +22,9 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "bits_per_byte",
+    "complete",
     "evaluate",
+    "generate",
     "init_weights",
     "load_model",
     "parameters",
