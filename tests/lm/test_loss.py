@@ -78,7 +78,7 @@ def test_both_routes_agree(tokens, chunk, ignored, seed):
     assert gap(chunked, plain) < 1e-6
     inputs = (hidden, head.weight)
     both = (torch.autograd.grad(loss, inputs) for loss in (chunked, plain))
-    assert all(gap(a, b) < 1e-6 for a, b in zip(*both, strict=True))
+    assert all(gap(a, b) < 3e-6 for a, b in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
