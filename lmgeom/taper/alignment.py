@@ -126,7 +126,7 @@ def check_matrix(ids: Any) -> None:
     if ids.dtype not in (torch.int64, torch.int32):
         raise DataError(f"ids of dtype {ids.dtype}: must be torch.int64 or torch.int32")
 
-# %% ../../nbs/taper/04_alignment.ipynb #align-alignment
+# %% ../../nbs/taper/04_alignment.ipynb #align-result
 @dataclass(frozen=True)
 class Alignment:
     """Cosines and norms by depth, each of shape (sequences, layers), float64.
@@ -147,7 +147,7 @@ class Alignment:
     mlp_norm: Tensor
     block_norm: Tensor
 
-
+# %% ../../nbs/taper/04_alignment.ipynb #align-alignment
 def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
     """Measure where each layer of a decoder pushes the residual stream.
 
@@ -199,15 +199,7 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
     }
     return Alignment(**{name: torch.stack(parts, 1).cpu() for name, parts in columns.items()})
 
-# %% ../../nbs/taper/04_alignment.ipynb #align-depth
-class Correlation(NamedTuple):
-    """Pearson's r with the layer index, and the ends of its 95 % bootstrap interval over layers."""
-
-    r: float
-    low: float
-    high: float
-
-
+# %% ../../nbs/taper/04_alignment.ipynb #align-numbers
 def _numbers(values: Any) -> Tensor:
     """Return finite values, (L,), not all equal, in float64 on the CPU, the largest at 1 or -1."""
     real = isinstance(values, Tensor) and values.layout is torch.strided
@@ -221,6 +213,14 @@ def _numbers(values: Any) -> Tensor:
     if not numbers.isfinite().all() or (numbers == numbers[0]).all():
         raise ConfigError(f"values {numbers.tolist()}: must be finite and not all equal")
     return numbers / numbers.abs().max()
+
+# %% ../../nbs/taper/04_alignment.ipynb #align-depth
+class Correlation(NamedTuple):
+    """Pearson's r with the layer index, and the ends of its 95 % bootstrap interval over layers."""
+
+    r: float
+    low: float
+    high: float
 
 
 def depth_correlation(values: Tensor, *, resamples: int = 10_000, seed: int = 0) -> Correlation:
