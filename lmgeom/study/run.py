@@ -2,9 +2,11 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'DATA', 'EVALUATION', 'OPTIONAL', 'NAME', 'WINDOWS', 'WORKER', 'Run', 'Study', 'studies', 'load_study',
-           'measure', 'mean_losses', 'strata', 'geometry', 'depth_profile', 'execute', 'run_study', 'status']
+           'measure', 'mean_losses', 'strata', 'geometry', 'depth_profile', 'head_update', 'execute', 'run_study',
+           'status']
 
 # %% ../../nbs/study/03_run.ipynb #run-imports
+import math
 import os
 import re
 import shutil
@@ -19,14 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from torch import Tensor
 
 from .. import data
 from ..errors import ConfigError, TrainingError
+from ..head import diameter_bounds, equidistance, hilbert_shifts, norm_radius
 from ..lev.geometry import table_statistics
 from ..lm.config import Config, parameters, presets
 from ..lm.evaluate import Losses, losses, summarize
 from ..lm.model import LanguageModel
-from ..lm.train import TrainConfig, TrainResult, train
+from ..lm.train import TrainConfig, TrainResult, optimizer_of, train
 from . import paths
 from lmgeom.study.records import (
     is_being_written,
@@ -47,8 +51,9 @@ class Run:
 
     `data` holds source, tokenizer and, if pinned, fingerprint; `evaluation` holds `every`
     (steps), `tokens` (a split, along the way), `final_tokens` (a split, at the end) and may hold
-    `document_tokens` (read of a document), `strata` (record losses by target frequency) and
-    `alignment` (record where each layer pushes the stream).
+    `document_tokens` (read of a document), `strata` (record losses by target frequency),
+    `alignment` (record where each layer pushes the stream) and `head_update` (record, at each
+    evaluation, how far the last update of the head moves predictions).
     """
 
     study: str
@@ -86,8 +91,8 @@ KINDS = {"name": str, "question": str, "seeds": list, "arms": dict}
 KINDS |= {"data": dict, "model": dict, "train": dict, "evaluation": dict}
 DATA = {"source": str, "tokenizer": str, "fingerprint": str}
 EVALUATION = {"every": int, "tokens": int, "final_tokens": int}
-EVALUATION |= {"document_tokens": int, "strata": bool, "alignment": bool}
-OPTIONAL = ("fingerprint", "document_tokens", "strata", "alignment")
+EVALUATION |= {"document_tokens": int, "strata": bool, "alignment": bool, "head_update": bool}
+OPTIONAL = ("fingerprint", "document_tokens", "strata", "alignment", "head_update")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -250,6 +255,20 @@ def geometry(model: LanguageModel) -> dict[str, Any]:
 WINDOWS = 8  # of each domain's validation text
 
 
+def _windows(model: LanguageModel, corpus: data.Corpus, count: int) -> tuple[Tensor, Tensor]:
+    """Take windows of validation text, `count` of each domain: ids (n, T), weights (n,)."""
+    texts = [corpus.splits[f"val/{name}"].tokens for name in corpus.weights]
+    size = min(model.config.context, *map(len, texts))
+    rows = [
+        text[start : start + size].astype(np.int64)
+        for text in texts
+        for start in np.linspace(0, len(text) - size, count).astype(int)
+    ]
+    ids = torch.from_numpy(np.stack(rows)).to(next(model.parameters()).device)
+    weights = torch.tensor(list(corpus.weights.values()), dtype=torch.float64)
+    return ids, (weights / weights.sum() / count).repeat_interleave(count)
+
+
 def depth_profile(model: LanguageModel, corpus: data.Corpus) -> dict[str, list[float]]:
     """Return where each layer of a model pushes the stream.
 
@@ -261,20 +280,47 @@ def depth_profile(model: LanguageModel, corpus: data.Corpus) -> dict[str, list[f
         Each field of `lmgeom.taper.Alignment`, one number a layer; and from three layers up
         `mlp_correlation` and so on, r with depth and its interval, for each cosine.
     """
-    texts = [corpus.splits[f"val/{name}"].tokens for name in corpus.weights]
-    size = min(model.config.context, *map(len, texts))
-    rows = [
-        text[start : start + size].astype(np.int64)
-        for text in texts
-        for start in np.linspace(0, len(text) - size, WINDOWS).astype(int)
-    ]
-    ids = torch.from_numpy(np.stack(rows)).to(next(model.parameters()).device)
-    weights = torch.tensor(list(corpus.weights.values()), dtype=torch.float64)
-    share = (weights / weights.sum() / WINDOWS).repeat_interleave(WINDOWS)
+    ids, share = _windows(model, corpus, WINDOWS)
     means = {key: share @ values for key, values in asdict(alignment(model, ids)).items()}
     cosines = ("mlp", "mlp_here", "block") if len(model.blocks) > 2 else ()
     found = {f"{key}_correlation": torch.tensor(depth_correlation(means[key])) for key in cosines}
     return {key: [round(v, 6) for v in m.tolist()] for key, m in (means | found).items()}
+
+# %% ../../nbs/study/03_run.ipynb #run-head
+@torch.no_grad()
+def head_update(
+    model: LanguageModel, corpus: data.Corpus, before: Tensor
+) -> dict[str, float | None]:
+    """Measure the last update of a model's head.
+
+    Args:
+        model: The model after the update.
+        corpus: Whose validation text is read, two windows of each domain.
+        before: The head's matrix before the update, shape (V, D).
+
+    Returns:
+        In nats of log-odds, `head/worst` and `head/worst_upper`, certified bounds of radius times
+        diameter; `head/typical`, radius times the root mean square distance of two rows; and
+        `head/hilbert`, the root mean square Hilbert distance between the predictions without and
+        with the update. Also `head/radius`, and `head/excess`, the equidistance excess, or None for
+        an update that has none.
+    """
+    step = model.head.weight.detach() - before
+    radius = norm_radius(model.norm.weight)().item()
+    low, high = diameter_bounds(step)
+    ids, share = _windows(model, corpus, 2)
+    shifts = hilbert_shifts(step, model.hidden(ids).flatten(0, 1), chunk=256)
+    squares = shifts.double().square().view(len(ids), -1).mean(1).cpu()
+    spread = step.double().var(0).sum().mul(2).sqrt().item()
+    excess = equidistance(step).excess if spread else math.inf
+    return {
+        "head/worst": radius * low,
+        "head/worst_upper": radius * high,
+        "head/typical": radius * spread,
+        "head/hilbert": (share @ squares).sqrt().item(),
+        "head/radius": radius,
+        "head/excess": excess if math.isfinite(excess) else None,
+    }
 
 # %% ../../nbs/study/03_run.ipynb #run-execute
 def execute(run: Run, folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
@@ -320,11 +366,25 @@ def _train(
     run: Run, model: LanguageModel, corpus: data.Corpus, work: Path, quiet: bool
 ) -> TrainResult:
     names = [f"val/{domain}" for domain in corpus.domains]
+    before: list[Tensor] = []
 
-    def follow(model: LanguageModel, step: int) -> dict[str, float]:
-        return mean_losses(measure(run, model, corpus, names, run.evaluation["tokens"]), corpus)
+    def watched(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
+        rule = optimizer_of(model, config)
 
-    return train(model, corpus, run.train, out=work, resume=True, evaluate=follow, quiet=quiet)
+        def keep(*_: Any) -> None:
+            before[:] = [model.head.weight.detach().clone()]
+
+        if run.evaluation.get("head_update"):
+            rule.register_step_pre_hook(keep)
+        return rule
+
+    def follow(model: LanguageModel, step: int) -> dict[str, float | None]:
+        found = measure(run, model, corpus, names, run.evaluation["tokens"])
+        seen = head_update(model, corpus, before[0]) if before else {}
+        return mean_losses(found, corpus) | seen
+
+    options = {"evaluate": follow, "optimizer": watched, "quiet": quiet}
+    return train(model, corpus, run.train, out=work, resume=True, **options)
 
 
 def _entry(

@@ -15,11 +15,13 @@ from lmgeom import data
 from lmgeom.errors import ConfigError, RecordError
 from lmgeom.lm.config import Config
 from lmgeom.lm.model import LanguageModel
+from lmgeom.lm.optim import schedule
 from lmgeom.study.records import load_records, only_writer
 from lmgeom.study.run import (
     depth_profile,
     execute,
     geometry,
+    head_update,
     load_study,
     run_study,
     status,
@@ -98,6 +100,8 @@ def test_changes_make_another_study_of_it(book):
         ({"evaluation": PLAN["evaluation"] | {"document_tokens": 1}}, "document_tokens 2"),
         ({"evaluation": PLAN["evaluation"] | {"strata": 1}}, "strata=1 must be a bool"),
         ({"evaluation": PLAN["evaluation"] | {"alignment": "yes"}}, "alignment='yes' must be a"),
+        ({"evaluation": PLAN["evaluation"] | {"head_update": 1}}, "head_update=1 must be a bool"),
+        ({"train": PLAN["train"] | {"head_optimizer": "lion"}}, "head_optimizer='lion': known"),
         ({"arms": {"a": {"data": {"source": "x"}}}}, "data lacks tokenizer"),
         ({"data": {"source": "x"}}, "data lacks tokenizer"),
         ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a str"),
@@ -196,6 +200,67 @@ DEEP = {
     "model": PLAN["model"] | {"layers": 3},
     "evaluation": PLAN["evaluation"] | {"alignment": True},
 }
+
+
+def updates(book, **train):
+    """Entries of the curve of the untied arm, with the measures of its head's updates."""
+    watched = PLAN["evaluation"] | {"head_update": True}
+    write(book, evaluation=watched, train=PLAN["train"] | train)
+    run = load_study("tiny").run("untied-seed0")
+    return execute(run, quiet=True)["curve"]
+
+
+def test_updates_of_the_head_keep_their_budget(book):
+    """Budget times schedule bounds the worst case, which bounds what real predictions do."""
+    curve = updates(book, head_optimizer="rownorm", head_lr=0.3, body_optimizer="muon")
+    assert [point["tokens"] for point in curve] == [96, 192]
+    for point, factor in zip(curve, (schedule(2, 6, 1), 0.1), strict=True):
+        worst = point["head/worst_upper"]
+        assert point["head/worst"] <= 0.3 * factor * (1 + 0.02)  # the gain has moved by a step
+        assert 0.6 * 0.3 * factor < point["head/worst"] <= worst <= 1.5 * point["head/worst"]
+        assert point["head/hilbert"] <= worst
+        assert point["head/typical"] <= worst
+        assert point["head/excess"] >= 1
+        assert point["head/radius"] == pytest.approx(4, rel=0.1)
+
+
+def test_to_watch_the_head_changes_no_result(book):
+    watched = updates(book)
+    write(book)
+    plain = execute(load_study("tiny").run("untied-seed0"), quiet=True)["curve"]
+    kept = [{key: point[key] for key in point if "head/" not in key} for point in watched]
+    assert kept == plain
+    assert all(point["head/worst"] > 0 for point in watched)
+
+
+def test_an_update_of_the_head_is_measured_as_by_hand(book):
+    write(book)
+    run = load_study("tiny").run("untied-seed0")
+    torch.manual_seed(0)
+    model, corpus = LanguageModel(run.model), data.corpus("synthetic", "none")
+    before = model.head.weight.detach() + 0.01 * torch.randn(64, 16)
+    found = head_update(model, corpus, before)
+    S = (model.head.weight.detach() - before).double()
+    distances = torch.pdist(S)
+    assert found["head/radius"] == 4
+    assert found["head/worst"] <= 4 * distances.max() * (1 + 1e-6)
+    assert found["head/worst_upper"] >= 4 * distances.max() * (1 - 1e-6)
+    assert found["head/typical"] == pytest.approx(4 * distances.square().mean().sqrt().item())
+    squares = distances.square()
+    spread = squares.var(unbiased=False).sqrt() / squares.mean()
+    floor = ((64 - 1 - 16) / (64 * 16)) ** 0.5
+    assert found["head/excess"] == pytest.approx((spread / floor).item())
+    total = 0.0
+    for name, weight in corpus.weights.items():
+        text = corpus.splits[f"val/{name}"].tokens
+        for start in (0, len(text) - 16):
+            ids = torch.from_numpy(text[start : start + 16].astype(np.int64))
+            change = model.hidden(ids[None])[0].detach() @ S.float().T
+            total += weight / 2 * (change.amax(1) - change.amin(1)).square().mean().item()
+    assert found["head/hilbert"] == pytest.approx(total**0.5, rel=1e-4)
+    nothing = head_update(model, corpus, model.head.weight.detach())
+    assert nothing["head/excess"] is None
+    assert nothing["head/hilbert"] == nothing["head/worst_upper"] == 0
 
 
 def test_the_alignment_of_the_trained_model_is_recorded(book):
