@@ -42,6 +42,7 @@ RULES: dict[str, dict[str, Any]] = {
     "trend": {"pairs": list},
     "match": PAIR,
     "rare": PAIR | {"targets": int},
+    "ratio": PAIR | {"times": NUMBER},
     "flat": PAIR | {"above": NUMBER, "within": NUMBER},
 }
 OPTIONS = {"difference": {"threshold": NUMBER, "behind_at_first": bool}}
@@ -295,6 +296,21 @@ def _flat(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     word = judge_flat(*interval, within=rule["within"])
     return Verdict(word, f"frequency {_stratum_name(group)}: {interval} nats")
 
+# %% ../../nbs/study/04_claims.ipynb #claims-ratio
+def _ratio(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+    last = {
+        arm: {r["seed"]: r["curve"][-1].get(rule["metric"]) for r in records if r["arm"] == arm}
+        for arm in (rule["better"], rule["than"])
+    }
+    small, large = last[rule["better"]], last[rule["than"]]
+    pairs = [(large[seed], small[seed]) for seed in sorted(small.keys() & large.keys())]
+    if len(pairs) < 2 or not all(x and y for x, y in pairs):
+        return None
+    ratios = [x / y for x, y in pairs]
+    word = "direction only" if min(ratios) > 1 else "fails"
+    text = f"{' '.join(f'{ratio:.3g}' for ratio in ratios)} times (bar: {rule['times']:g})"
+    return Verdict("holds" if min(ratios) >= rule["times"] else word, text)
+
 # %% ../../nbs/study/04_claims.ipynb #claims-judge-rule
 JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
     "difference": _difference,
@@ -303,6 +319,7 @@ JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
     "trend": _trend,
     "match": _match,
     "rare": _rare,
+    "ratio": _ratio,
     "flat": _flat,
 }
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .. import data
 from ..errors import ConfigError, TrainingError
-from ..head import diameter_bounds, equidistance, hilbert_shifts, norm_radius
+from ..head import diameter, equidistance, hilbert_shifts, norm_radius
 from ..lev.geometry import table_statistics
 from ..lm.config import Config, parameters, presets
 from ..lm.evaluate import Losses, losses, summarize
@@ -299,26 +299,22 @@ def head_update(
         before: The head's matrix before the update, shape (V, D).
 
     Returns:
-        In nats of log-odds, `head/worst` and `head/worst_upper`, certified bounds of radius times
-        diameter; `head/typical`, radius times the root mean square distance of two rows; and
-        `head/hilbert`, the root mean square Hilbert distance between the predictions without and
-        with the update. Also `head/radius`, and `head/excess`, the equidistance excess, or None for
-        an update that has none.
+        `head/diameter`, the largest distance of two of its rows, and `head/distance`, their root
+        mean square; `head/radius`, the largest length of a hidden state; `head/hilbert`, the root
+        mean square Hilbert distance, in nats, between the predictions without and with the update;
+        and `head/excess`, its equidistance excess, None if it has none.
     """
     step = model.head.weight.detach() - before
-    radius = norm_radius(model.norm.weight)().item()
-    low, high = diameter_bounds(step)
     ids, share = _windows(model, corpus, 2)
     shifts = hilbert_shifts(step, model.hidden(ids).flatten(0, 1), chunk=256)
     squares = shifts.double().square().view(len(ids), -1).mean(1).cpu()
-    spread = step.double().var(0).sum().mul(2).sqrt().item()
-    excess = equidistance(step).excess if spread else math.inf
+    largest = diameter(step).value
+    excess = equidistance(step).excess if largest else math.inf
     return {
-        "head/worst": radius * low,
-        "head/worst_upper": radius * high,
-        "head/typical": radius * spread,
+        "head/diameter": largest,
+        "head/distance": step.double().var(0).sum().mul(2).sqrt().item(),
+        "head/radius": norm_radius(model.norm.weight)().item(),
         "head/hilbert": (share @ squares).sqrt().item(),
-        "head/radius": radius,
         "head/excess": excess if math.isfinite(excess) else None,
     }
 
@@ -411,7 +407,11 @@ def _entry(
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
+    """Round floats to six decimals, or to six digits if they are below one."""
+    return {
+        k: float(f"{v:.6g}" if abs(v) < 1 else f"{v:.6f}") if isinstance(v, float) else v
+        for k, v in values.items()
+    }
 
 
 def _budget(config: Config) -> dict[str, int]:

@@ -131,6 +131,7 @@ def judged(rule, folder):
 
 EVERY_KIND = [RULE, PAIRS, PAIRS | {"kind": "common"}, FLAT]
 EVERY_KIND += [RULE | {"kind": "match"}, RULE | {"kind": "rare", "targets": 500}]
+EVERY_KIND += [RULE | {"kind": "ratio", "metric": "size", "times": 10}]
 EVERY_KIND += [PAIRS | {"kind": "trend", "pairs": [["x", "y"], ["u", "v"], ["a", "b"]]}]
 
 
@@ -243,6 +244,26 @@ def test_rare_tokens_gain_and_more_than_frequent_ones(tmp_path, rare, frequent, 
     assert "less above 0.01: " in found.evidence
     few = judged(RULE | {"kind": "rare", "targets": 900}, tmp_path)
     assert few.verdict == "not attempted"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((12, 10, 30), "holds"),
+        ((12, 9.9, 30), "direction only"),
+        ((12, 0.9, 30), "fails"),
+        ((12,), "not attempted"),
+    ],
+)
+def test_a_ratio_is_judged_in_every_seed_and_at_the_end(tmp_path, ratios, verdict):
+    for seed, ratio in enumerate(ratios):
+        for arm, last in (("x", 0.01), ("y", 0.01 * ratio)):
+            curve = [{"tokens": 10, "size": 5.0}, {"tokens": 20, "size": last}]
+            keep(tmp_path, arm, seed, 4.0, curve=curve)
+    found = judged(RULE | {"kind": "ratio", "metric": "size", "times": 10}, tmp_path)
+    assert found.verdict == verdict
+    if len(ratios) > 1:
+        assert f"{ratios[0]} {ratios[1]} {ratios[2]} times (bar: 10), 3 paired" in found.evidence
 
 
 @pytest.mark.parametrize(

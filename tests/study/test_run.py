@@ -211,15 +211,14 @@ def updates(book, **train):
 
 
 def test_updates_of_the_head_keep_their_budget(book):
-    """Budget times schedule bounds the worst case, which bounds what real predictions do."""
+    """Budget times schedule bounds radius times diameter, which bounds what predictions do."""
     curve = updates(book, head_optimizer="rownorm", head_lr=0.3, body_optimizer="muon")
     assert [point["tokens"] for point in curve] == [96, 192]
     for point, factor in zip(curve, (schedule(2, 6, 1), 0.1), strict=True):
-        worst = point["head/worst_upper"]
-        assert point["head/worst"] <= 0.3 * factor * (1 + 0.02)  # the gain has moved by a step
-        assert 0.6 * 0.3 * factor < point["head/worst"] <= worst <= 1.5 * point["head/worst"]
-        assert point["head/hilbert"] <= worst
-        assert point["head/typical"] <= worst
+        worst = point["head/radius"] * point["head/diameter"]
+        assert 0.5 * 0.3 * factor < worst <= 0.3 * factor * (1 + 0.02)  # the gain moved by a step
+        assert 0 < point["head/hilbert"] < worst
+        assert point["head/distance"] < point["head/diameter"]
         assert point["head/excess"] >= 1
         assert point["head/radius"] == pytest.approx(4, rel=0.1)
 
@@ -230,7 +229,7 @@ def test_to_watch_the_head_changes_no_result(book):
     plain = execute(load_study("tiny").run("untied-seed0"), quiet=True)["curve"]
     kept = [{key: point[key] for key in point if "head/" not in key} for point in watched]
     assert kept == plain
-    assert all(point["head/worst"] > 0 for point in watched)
+    assert all(point["head/diameter"] > 0 for point in watched)
 
 
 def test_an_update_of_the_head_is_measured_as_by_hand(book):
@@ -243,9 +242,8 @@ def test_an_update_of_the_head_is_measured_as_by_hand(book):
     S = (model.head.weight.detach() - before).double()
     distances = torch.pdist(S)
     assert found["head/radius"] == 4
-    assert found["head/worst"] <= 4 * distances.max() * (1 + 1e-6)
-    assert found["head/worst_upper"] >= 4 * distances.max() * (1 - 1e-6)
-    assert found["head/typical"] == pytest.approx(4 * distances.square().mean().sqrt().item())
+    assert found["head/diameter"] == pytest.approx(distances.max().item())
+    assert found["head/distance"] == pytest.approx(distances.square().mean().sqrt().item())
     squares = distances.square()
     spread = squares.var(unbiased=False).sqrt() / squares.mean()
     floor = ((64 - 1 - 16) / (64 * 16)) ** 0.5
@@ -260,7 +258,7 @@ def test_an_update_of_the_head_is_measured_as_by_hand(book):
     assert found["head/hilbert"] == pytest.approx(total**0.5, rel=1e-4)
     nothing = head_update(model, corpus, model.head.weight.detach())
     assert nothing["head/excess"] is None
-    assert nothing["head/hilbert"] == nothing["head/worst_upper"] == 0
+    assert nothing["head/hilbert"] == nothing["head/diameter"] == 0
 
 
 def test_the_alignment_of_the_trained_model_is_recorded(book):
