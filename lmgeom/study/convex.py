@@ -214,7 +214,7 @@ def sizes(rule: str) -> list[float]:
 
 
 def descend(
-    problem: Problem, rule: str, size: float, seed: int, settings: Settings
+    problem: Problem, rule: str, size: float, seed: int, settings: Settings, watch: bool = True
 ) -> dict[str, Any]:
     """Let a rule approach the optimum from zero.
 
@@ -224,12 +224,14 @@ def descend(
         size: Its learning rate or budget at the peak of the schedule.
         seed: Order of the batches.
         settings: Batch size, steps and evaluations.
+        watch: Also measure single steps, five between two evaluations.
 
     Returns:
         `curve`, the objective (`train`) and the held-out loss (`val`) along the way; `losses`, the
-        same at the end; and `watched`, for some steps: the factor of the schedule, the decrease of
-        the batch's objective that the gradient predicts and the one that came, the diameter, and
-        the root mean square Hilbert change over the batch, in nats.
+        same at the end; and, if asked for, `watched`, with a list for some steps of each of: the
+        factor of the schedule, the decrease of the batch's objective that the gradient predicts
+        and the one that came, the diameter, and the root mean square Hilbert change over the
+        batch, in nats.
     """
     W = nn.Parameter(torch.zeros(problem.vocab_size, problem.hidden.shape[1]))
     optimizer = RULES[rule]([W], size, rho=problem.rho)
@@ -246,12 +248,15 @@ def descend(
         before = W.detach().clone()
         optimizer.step()
         scheduler.step()
-        if step % (every // 5) == every // 5 - 1:
+        if watch and step % (every // 5) == every // 5 - 1:
             seen = _watch(problem, W.detach() - before, W, rows, loss.item())
-            watched.append({"step": step + 1, "factor": factor(step)} | seen)
+            watched.append({"step": step + 1, "factor": round(factor(step), 6)} | seen)
         if (step + 1) % every == 0:
             curve.append({"tokens": (step + 1) * settings.batch_size} | _evaluate(problem, W))
-    return {"curve": curve, "losses": _evaluate(problem, W), "watched": watched}
+    found = {"curve": curve, "losses": _evaluate(problem, W)}
+    if watched:
+        found["watched"] = {name: [seen[name] for seen in watched] for name in watched[0]}
+    return found
 
 
 def _batches(n: int, seed: int, settings: Settings) -> Iterable[Tensor]:
@@ -309,7 +314,8 @@ class Trial:
         with only_writer(path):
             if path.is_file():
                 return json.loads(path.read_text(encoding="utf-8"))
-            entry |= descend(problem, self.rule, self.size, self.seed, self.settings)
+            watch = self.study == CONFIRMED
+            entry |= descend(problem, self.rule, self.size, self.seed, self.settings, watch)
             entry["tokens"] = self.settings.steps * self.settings.batch_size
             entry["parameters"] = {"total": problem.vocab_size * problem.hidden.shape[1]}
             entry["fingerprint"] = problem.fingerprint
@@ -356,19 +362,29 @@ def stored_problem(settings: Settings) -> Problem:
     return Problem(**torch.load(path, weights_only=True))
 
 
+def load_reference(folder: Path | None = None) -> dict[str, Any]:
+    """Read the optimum's values; empty before they are on record."""
+    path = _reference_path(folder)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _reference_path(folder: Path | None) -> Path:
+    return (folder or paths.results()) / "benchmarks" / "head-convex.json"
+
+
 def reference(problem: Problem, settings: Settings, folder: Path | None = None) -> dict[str, Any]:
-    """Find the optimum and store its values as a record of its own."""
-    path = (folder or paths.results()) / "benchmarks" / "head-convex.json"
-    if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+    """Find the optimum and store its values as a record of its own, once."""
+    if found := load_reference(folder):
+        return found
     start, best = time.process_time(), optimum(problem)
-    start_values = _evaluate(problem, torch.zeros_like(best.weight))
+    at_zero = _evaluate(problem, torch.zeros_like(best.weight))["train"]
     found = {"benchmark": "head-convex", "problem": asdict(settings)}
-    found |= {"fingerprint": problem.fingerprint, "at_zero": start_values["train"]}
+    found |= {"fingerprint": problem.fingerprint, "at_zero": at_zero}
     found |= {"optimum": best.value, "lower": best.lower, "gap": best.value - best.lower}
     found |= {"held_out": _evaluate(problem, best.weight)["val"], "rho": problem.rho}
     found |= {"weight_rms_row": best.weight.square().sum(1).mean().sqrt().item()}
     found |= {"seconds": round(time.process_time() - start, 1), "machine": provenance()}
+    path = _reference_path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found

@@ -57,12 +57,16 @@ def test_every_rule_descends(problem, rule):
     least = newton(problem)
     assert least < found["losses"]["train"] < start - 0.3 * (start - least)
     assert found["curve"][-1] == {"tokens": 480} | found["losses"]
-    assert len(found["watched"]) == 10
+    assert found["watched"]["step"] == list(range(2, 21, 2))
+    assert "watched" not in descend(problem, rule, size, 0, TINY, watch=False)
 
 
 @pytest.mark.parametrize("rule", sorted(RULES.keys() - {"sgd", "adamw"}))
 def test_a_budget_bounds_the_step_and_convexity_the_decrease(problem, rule):
-    for seen in descend(problem, rule, 0.5, 0, TINY)["watched"]:
+    columns = descend(problem, rule, 0.5, 0, TINY)["watched"]
+    for seen in (
+        dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+    ):
         assert seen["diameter"] * problem.rho <= 0.5 * seen["factor"] * (1 + 1e-4)
         assert seen["hilbert_rms"] <= 0.5 * seen["factor"] * (1 + 1e-4)
         assert seen["actual"] <= seen["predicted"] + 1e-5
