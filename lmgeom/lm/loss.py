@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as transforms_active
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
@@ -210,10 +211,10 @@ def token_loss(
         right = tuple(hidden.shape[:-1])
         raise DataError(f"targets have shape {tuple(targets.shape)}: must be {right}")
     rows, ids = hidden.flatten(0, -2), targets.flatten()
-    if chunk and reduction == "mean" and torch.is_grad_enabled():
-        weight = linear_weight(head)
-        if weight is not None:
-            return LinearLoss.apply(rows, weight, ids, chunk, product_dtype(rows))
+    dtype, weight = product_dtype(rows), linear_weight(head)
+    in_advance = reduction == "mean" and torch.is_grad_enabled() and not transforms_active()
+    if chunk and in_advance and weight is not None and product_dtype(weight) == dtype:
+        return LinearLoss.apply(rows, weight, ids, chunk, dtype)
     nats = sliced_nats(head, rows, ids, chunk) if chunk else head_nats(head, rows, ids)
     return nats.view_as(targets) if reduction == "none" else nats.sum() / (ids != IGNORE).sum()
 

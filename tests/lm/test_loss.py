@@ -56,7 +56,12 @@ def problem(tokens=40, dim=8, vocab=30, dtype=torch.float32, ignored=0.0, seed=0
 
 def sliced(head):
     """The same head as one that the loss knows nothing about."""
-    return lambda hidden: head(hidden)
+
+    def any_head(hidden):
+        return head(hidden)
+
+    any_head.weight = head.weight
+    return any_head
 
 
 def both_gradients(head, hidden, targets, chunk):
@@ -147,11 +152,11 @@ class Products(TorchDispatchMode):
 
 
 def products(head, hidden, targets, reduction="mean"):
-    with Products() as products:
+    with Products() as counted:
         loss = token_loss(head, hidden, targets, 10, reduction).sum()
         if loss.requires_grad:
             loss.backward()
-    return products.count
+    return counted.count
 
 
 def test_a_linear_head_takes_three_products_a_chunk():
@@ -205,6 +210,29 @@ def test_hidden_states_need_not_be_contiguous():
     assert all(gap(a, b) < 1e-6 for a, b in zip(*routes, strict=True))
 
 
+def test_transforms_and_wrong_dtypes_take_the_generic_route():
+    head, hidden, targets = problem()
+    both = torch.stack((hidden, 2 * hidden)).detach()
+    each = torch.vmap(lambda h: token_loss(head, h, targets, 7))(both)
+    assert gap(each, torch.stack([token_loss(head, h, targets) for h in both])) < 1e-6
+    for chunk in (None, 7):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            token_loss(head, hidden.double(), targets, chunk)
+
+
+# PyTorch's compiler makes an object of an autograd.Function, of which it warns itself
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiling_changes_nothing():
+    head, hidden, targets = problem()
+
+    def gradients(loss_of):
+        loss = loss_of(head, hidden, targets, 16)
+        return (loss, *torch.autograd.grad(loss, (hidden, head.weight)))
+
+    routes = gradients(torch.compile(token_loss, backend="aot_eager")), gradients(token_loss)
+    assert all(gap(a, b) < 1e-6 for a, b in zip(*routes, strict=True))
+
+
 def test_no_scored_target_gives_nan_and_moves_nothing():
     head, hidden, targets = problem()
     for chunk in (None, 7):
@@ -224,7 +252,7 @@ def test_autocast_keeps_sums_in_float32():
     exact = both_gradients(head, hidden, targets, None)
     with torch.autocast("cpu", torch.bfloat16):
         low = both_gradients(head, hidden, targets, 32)
-        generic = both_gradients(sliced_with_weight(head), hidden, targets, 32)
+        generic = both_gradients(sliced(head), hidden, targets, 32)
     assert [x.dtype for x in low] == [torch.float32] * 3
     assert abs(low[0] - exact[0]) < 1e-3
     assert abs(low[0] - generic[0]) < 1e-6
@@ -233,13 +261,6 @@ def test_autocast_keeps_sums_in_float32():
         for route in (low, generic)
     )
     assert all(a < 5e-3 and a < 1.01 * b + 1e-6 for a, b in zip(ours[1:], theirs[1:], strict=True))
-
-
-def sliced_with_weight(head):
-    """`sliced`, with the head's weight."""
-    route = sliced(head)
-    route.weight = head.weight
-    return route
 
 
 class Doubled(nn.Linear):
