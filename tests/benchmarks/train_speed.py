@@ -4,7 +4,7 @@
 train the same function from the same weights on the same batches, at about 10 and about 50 million
 parameters: a tied table, float32, fused AdamW, clipped gradients. Ours takes the loss in chunks.
 Times are processor seconds of one thread, which a busy machine does not stretch; reading the batch
-is part of a step. It takes about five minutes.
+is part of a step. It takes a few minutes.
 """
 
 import argparse
@@ -89,8 +89,8 @@ def plain_step(model, optimizer, batch):
     return loss.item()
 
 
-def loops(config, data, batch):
-    """A function for each loop that makes its next step and returns the loss."""
+def loops(config, data, sequences):
+    """A function for each loop that makes its next step and gives the loss; their parameters."""
     torch.manual_seed(0)
     ours = LanguageModel(config)
     theirs = llama(ours)
@@ -105,7 +105,7 @@ def loops(config, data, batch):
     }
 
     def loop(step):
-        shape = {"batch_size": batch, "context": CONTEXT}
+        shape = {"batch_size": sequences, "context": CONTEXT}
         reader = batches(data, torch.device("cpu"), range(1000), seed=0, **shape)
         return lambda: step(next(reader))
 
@@ -174,7 +174,7 @@ def measure(size, rounds, batch):
 def main():
     """Measure both sizes and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each loop")
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each loop")
     parser.add_argument("--batch", type=int, help="sequences a step; by default 8 and 4")
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
