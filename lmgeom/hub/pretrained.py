@@ -356,9 +356,8 @@ def training_rows(checkpoint: Checkpoint, log: list[dict], corpus: Corpus | None
     train = settings.get("train") or {}
     rows += [(name, value) for name, value in train.items() if name != "steps"]
     rows.append(("data", settings.get("data") or "unknown"))
-    if corpus:
+    if corpus is not None:
         rows.append(("source", corpus.manifest.get("source", "unknown")))
-        rows.append(("vocabulary", corpus.tokenizer.name))
         for package in corpus.manifest.get("packages", ()):
             rows.append((f"{package['name']} {package['version']}".strip(), package["license"]))
     return rows
@@ -406,8 +405,10 @@ def model_card(name: str, checkpoint: Checkpoint, corpus: Corpus | None = None) 
     )
 
 # %% ../../nbs/hub/01_transformers.ipynb #hub-export
-def _open(checkpoint: str | Path, corpus: Corpus | None) -> tuple[Checkpoint, LanguageModel]:
-    """Load what is exported, and refuse weights that are not finite and data of another model."""
+def _open(
+    checkpoint: str | Path, tokenizer: Tokenizer | None, corpus: Corpus | None
+) -> tuple[Checkpoint, LanguageModel]:
+    """Load what is exported; refuse weights that are no numbers, and data of another model."""
     path = Path(checkpoint)
     found = read(path) if (path / "state.json").exists() else latest(path)
     if found is None:
@@ -420,9 +421,9 @@ def _open(checkpoint: str | Path, corpus: Corpus | None) -> tuple[Checkpoint, La
         raise ConfigError(
             f"data {corpus.fingerprint[:12]}: the checkpoint was trained on {trained[:12]}"
         )
-    if corpus and corpus.vocab_size > model.config.vocab_size:
+    if tokenizer and tokenizer.vocab_size > model.config.vocab_size:
         right = f"the model has only {model.config.vocab_size} ids"
-        raise ConfigError(f"vocab_size={corpus.vocab_size} of the data: {right}")
+        raise ConfigError(f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids: {right}")
     return found, model
 
 
@@ -438,14 +439,19 @@ def _publish(folder: Path, out: Path) -> None:
     folder.rename(out)
 
 
-def export(checkpoint: str | Path, out: str | Path, corpus: Corpus | None = None) -> Path:
+def export(
+    checkpoint: str | Path,
+    out: str | Path,
+    tokenizer: Tokenizer | None = None,
+    corpus: Corpus | None = None,
+) -> Path:
     """Write a checkpoint as a folder of `transformers`, whole or not at all.
 
     Args:
         checkpoint: A checkpoint, or the folder of a training run.
         out: The folder to make.
-        corpus: The data that the model was trained on: its vocabulary goes along, and the card
-            names its sources.
+        tokenizer: Its vocabulary, which goes along.
+        corpus: The data that the model was trained on, whose sources the card then names.
 
     Returns:
         The folder.
@@ -457,8 +463,7 @@ def export(checkpoint: str | Path, out: str | Path, corpus: Corpus | None = None
     out = Path(out)
     if out.exists():
         raise ConfigError(f"out={str(out)!r}: exists already; take another name")
-    found, model = _open(checkpoint, corpus)
-    tokenizer = corpus.tokenizer if corpus else None
+    found, model = _open(checkpoint, tokenizer, corpus)
     roles = ("bos", "eos", "pad") if tokenizer else ()
     ends = {f"{role}_token_id": tokenizer.eot for role in roles}
     wrapped = LmgeomForCausalLM.wrap(model, **ends)

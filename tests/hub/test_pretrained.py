@@ -311,7 +311,9 @@ def test_export_is_whole_or_not_there(run, tmp_path, monkeypatch):
 def test_export_refuses_data_of_another_model(run, tmp_path):
     folder, corpus = run
     with pytest.raises(ConfigError, match=corpus.fingerprint[:12]):
-        export(folder, tmp_path / "given", data.synthetic(64, 1, 4000))
+        export(folder, tmp_path / "given", corpus=data.synthetic(64, 1, 4000))
+    with pytest.raises(ConfigError, match="bytes has 257 ids"):
+        export(folder, tmp_path / "given", byte_tokenizer())
     with pytest.raises(CheckpointError, match="nowhere"):
         export(tmp_path / "nowhere", tmp_path / "given")
 
@@ -323,8 +325,13 @@ def test_command_exports_with_the_vocabulary(tmp_path, monkeypatch, capsys):
     settings = TrainConfig(steps=2, batch_size=2, context=16, warmup=1, device="cpu")
     train(model, corpus, settings, out=tmp_path / "run", quiet=True)
     words = ["export", str(tmp_path / "run"), str(tmp_path / "given")]
-    assert main([*words, "--data", "own"]) == 0
-    assert str(tmp_path / "given") in capsys.readouterr().out
+    (tmp_path / "run" / "tokenizer.json").unlink(missing_ok=True)
+    assert main(words) == 2
+    assert "has no tokenizer.json beside it" in capsys.readouterr().err
+    (tmp_path / "run" / "tokenizer.json").write_text(corpus.tokenizer.to_json())
+    assert main(words) == 0
+    assert main([*words[:2], str(tmp_path / "other"), "--data", "own"]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "given"), str(tmp_path / "other")]
     fast = transformers.AutoTokenizer.from_pretrained(tmp_path / "given")
     given = AutoModelForCausalLM.from_pretrained(tmp_path / "given")
     assert fast("the head").input_ids == corpus.tokenizer.encode("the head")
