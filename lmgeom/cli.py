@@ -137,13 +137,25 @@ def _train(args: argparse.Namespace) -> int:
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
+def _needs(module: str) -> Any:
+    """Import a module that stands on packages of the extra `hub`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'lmgeom[hub]'") from None
+
+
+def _check_folder(checkpoint: str) -> None:
+    if not Path(checkpoint).is_dir():
+        raise ConfigError(f"checkpoint {checkpoint!r} is not a folder that exists")
+
+
 def _load(checkpoint: str) -> Any:
     """Load the model of a checkpoint whose weights are all numbers."""
     from lmgeom.lm import load_model
     from lmgeom.lm.train import bad_weights
 
-    if not Path(checkpoint).is_dir():
-        raise ConfigError(f"checkpoint {checkpoint!r} is not a folder that exists")
+    _check_folder(checkpoint)
     model = load_model(Path(checkpoint))
     if bad := bad_weights(model):
         raise CheckpointError(f"checkpoint {checkpoint!r}: {bad[0]} is not finite")
@@ -162,18 +174,24 @@ def _tokenizer(checkpoint: Path, chosen: str | None) -> Any:
     raise ConfigError(f"checkpoint '{checkpoint}' has no tokenizer.json beside it: use --tokenizer")
 
 
-def _generate(args: argparse.Namespace) -> None:
-    import torch
-
-    from lmgeom.lm import generate
-    from lmgeom.lm.generate import stream_text
-
+def _speaker(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Load the model of a checkpoint and a tokenizer whose ids it has."""
     model, tokenizer = _load(args.checkpoint), _tokenizer(Path(args.checkpoint), args.tokenizer)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ConfigError(
             f"tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids,"
             f" the model only {model.config.vocab_size}"
         )
+    return model, tokenizer
+
+
+def _generate(args: argparse.Namespace) -> None:
+    import torch
+
+    from lmgeom.lm import generate
+    from lmgeom.lm.generate import stream_text
+
+    model, tokenizer = _speaker(args)
     ids = torch.tensor([[tokenizer.eot, *tokenizer.encode(args.prompt)]])
     if args.seed is None:
         torch.seed()  # another text each time
@@ -187,12 +205,32 @@ def _generate(args: argparse.Namespace) -> None:
     print()
 
 
+def _eval_tasks(args: argparse.Namespace) -> None:
+    harness = _needs("lmgeom.hub.harness")
+    asked = harness.Harness(*_speaker(args), quiet=args.json)
+    scores = harness.run_tasks(asked, args.tasks.split(","), limit=args.limit)
+    if args.json:
+        print(json.dumps([score._asdict() for score in scores], indent=1))
+        return
+    errors = [None if score.stderr is None else f"{score.stderr:.4f}" for score in scores]
+    rows = [
+        (score.task, score.metric, f"{score.value:.4f}", error, score.items)
+        for score, error in zip(scores, errors, strict=True)
+    ]
+    print(_columns([("task", "metric", "value", "stderr", "items"), *rows]))
+
+
 def _eval(args: argparse.Namespace) -> None:
     from lmgeom import data
     from lmgeom.lm import evaluate
 
+    one, other = ("tasks", "max_tokens") if args.tasks else ("splits", "limit")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other.replace('_', '-')} does not go with {one}")
+    if args.tasks:
+        return _eval_tasks(args)
     model = _load(args.checkpoint)
-    corpus = data.corpus(args.data, args.tokenizer)
+    corpus = data.corpus(args.data, args.tokenizer or "bpe-16k")
     if corpus.vocab_size > model.config.vocab_size:
         raise ConfigError(
             f"the data's tokenizer has {corpus.vocab_size} ids,"
@@ -224,16 +262,12 @@ def _export(args: argparse.Namespace) -> None:
     from lmgeom import data
 
     hub = _needs("lmgeom.hub")
-    corpus = data.corpus(args.data, args.tokenizer) if args.data else None
-    print(hub.export(args.checkpoint, args.out, corpus))
-
-
-def _needs(module: str) -> Any:
-    """Import a module that stands on packages of the extra `hub`."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'lmgeom[hub]'") from None
+    _check_folder(args.checkpoint)
+    tokenizer, corpus = args.tokenizer, None
+    if args.data:
+        corpus = data.corpus(args.data, tokenizer or "bpe-16k")
+    vocabulary = corpus.tokenizer if corpus else _tokenizer(Path(args.checkpoint), tokenizer)
+    print(hub.export(args.checkpoint, args.out, vocabulary, corpus))
 
 
 def _study_list(args: argparse.Namespace) -> None:
@@ -377,11 +411,16 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--device", help="cpu, cuda or auto")
     parser.set_defaults(call=_train)
 
-    parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text")
+    parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text, or tasks")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
     parser.add_argument("--data", default="minipile-core", help=DATA)
-    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
-    parser.add_argument("--splits", help="comma-separated names (default: all)")
+    word = "default: bpe-16k; with --tasks the one beside the checkpoint"
+    parser.add_argument("--tokenizer", help=word)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--splits", help="comma-separated names (default: all)")
+    word = "comma-separated tasks of the evaluation harness, asked in place of the splits"
+    what.add_argument("--tasks", help=word)
+    parser.add_argument("--limit", type=_number(int, 1), help="questions a task (default: all)")
     parser.add_argument("--max-tokens", type=_number(int, 1), help="tokens a split")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_eval)
@@ -407,9 +446,10 @@ def _add_hub(commands: Any) -> None:
     parser = commands.add_parser("export", help="write a checkpoint as a folder of transformers")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
     parser.add_argument("out", type=_path, help="the folder to make; it must not exist")
-    word = "what the model was trained on, whose vocabulary goes along (default: none does)"
+    word = "what the model was trained on, for its card (default: the card has its hash only)"
     parser.add_argument("--data", help=word)
-    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
+    word = "the vocabulary (default: the one beside the checkpoint; with --data, bpe-16k)"
+    parser.add_argument("--tokenizer", help=word)
     parser.set_defaults(call=_export)
 
 

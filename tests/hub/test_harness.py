@@ -209,6 +209,10 @@ def test_command_asks_tasks(tmp_path, capsys):
     assert "acc_norm" in capsys.readouterr().out
     assert main(["eval", str(tmp_path / "run"), "--tasks", "nothing"]) == 2
     assert "task 'nothing': unknown" in capsys.readouterr().err
+    assert main([*words, "--max-tokens", "5"]) == 2
+    assert "--max-tokens does not go with tasks" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "run"), "--limit", "5"]) == 2
+    assert "--limit does not go with splits" in capsys.readouterr().err
 
 
 def test_recorded_answers_of_smollm2_agree(root):

@@ -338,6 +338,8 @@ def test_command_exports_with_the_vocabulary(tmp_path, monkeypatch, capsys):
     assert given.generation_config.eos_token_id == 256
     assert main(words) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "nowhere"), str(tmp_path / "third")]) == 2
+    assert "not a folder that exists" in capsys.readouterr().err
 
 
 def test_only_the_hub_imports_transformers():
