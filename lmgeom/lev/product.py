@@ -9,7 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from .spline import live_knots, live_slopes
 
@@ -143,10 +143,20 @@ class SplineProduct(torch.autograd.Function):
         return product
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Compute the factors again, and from them both gradients."""
         t, delta = ctx.saved_tensors
+        found = SplineProduct.gradients(ctx, t, delta, gradient)
+        if torch.is_grad_enabled():  # by create_graph=True
+            found = _Once.apply(*found, t, delta, gradient)
+        return *found, None, None
+
+    @staticmethod
+    @torch.no_grad()
+    def gradients(
+        ctx: FunctionCtx, t: Tensor, delta: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients with respect to t and delta, block by block."""
         n_knots, rank = delta.shape[2:]
         grad_t, grad_delta = torch.empty_like(t), torch.zeros_like(delta)
         work = t.new_empty(2, 2 * t.shape[2], min(ctx.chunk, len(t)), rank)
@@ -164,4 +174,20 @@ class SplineProduct(torch.autograd.Function):
                 weights = live_slopes(points, n_knots, ctx.normalize)
                 slopes = _combine(knots, weights, coefficients)
                 grad_t[start : start + ctx.chunk, head] = slopes.mul_(grad).sum(-1).T
-        return grad_t, grad_delta, None, None
+        return grad_t, grad_delta
+
+# %% ../../nbs/lev/04_product.ipynb #product-once
+class _Once(torch.autograd.Function):
+    """Pass two gradients on, and refuse to differentiate them by anything they were made of."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, grad_t: Tensor, grad_delta: Tensor, *made_of: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients."""
+        return grad_t, grad_delta
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> None:
+        """Refuse."""
+        raise RuntimeError("SplineProduct cannot be differentiated twice; LEV.direct can")

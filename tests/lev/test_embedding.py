@@ -192,13 +192,17 @@ def test_gradients_pass_gradcheck(options):
     assert torch.autograd.gradcheck(call, parameters)
 
 
-def test_second_derivative_is_refused():
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("name", ["codebooks", "projection", "norm_gain", "spline_delta"])
+def test_second_derivative_is_refused(name, power):
     layer = build()
-    [gradient] = torch.autograd.grad(
-        layer(torch.tensor([1, 2])).square().sum(), layer.codebooks, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="twice"):
-        gradient.sum().backward()
+    parameter = getattr(layer, name)
+    loss = (layer(torch.tensor([1, 2])) ** power).sum()
+    [gradient] = torch.autograd.grad(loss, parameter, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"twice; LEV\.direct can"):
+        torch.autograd.grad(gradient.square().sum(), parameter, retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"twice; LEV\.direct can"):
+        gradient.square().sum().backward()
 
 
 @given(FACTORS)
