@@ -332,11 +332,11 @@ def banner(
 ) -> str:
     """Write down what a run is about to do, a fact a line, each choice with its reason."""
     tokens = config.batch_size * config.context
-    sizes = [
-        (sum(p.numel() for p in group["params"]), group["weight_decay"] > 0)
-        for group in optimizer.param_groups
-    ]
-    every, decayed = sum(n for n, _ in sizes), sum(n for n, decays in sizes if decays)
+    every, decayed = 0, {}
+    for group in optimizer.param_groups:
+        size, decay = sum(p.numel() for p in group["params"]), group["weight_decay"]
+        every, decayed[decay] = every + size, decayed.get(decay, 0) + size
+    shrinking = [f"{size:,} decay by {decay:g}" for decay, size in decayed.items() if decay]
     peak, source = peak_flops(plan.device, plan.precision)
     threads = torch.get_num_threads()
     moved = [
@@ -349,7 +349,7 @@ def banner(
         "device": f"{plan.device}, {threads} thread{'s' * (threads > 1)} ({plan.why['device']})",
         "precision": f"{plan.precision} ({plan.why['precision']}), torch {torch.__version__}",
         "compile": f"{'on' if plan.compile else 'off'} ({plan.why['compile']})",
-        "parameters": f"{every:,} ({decayed:,} decay by {config.weight_decay:g})",
+        "parameters": f"{every:,} ({', '.join(shrinking) or 'none decay'})",
         "optimizer": ", ".join(moved),
         "FLOPs a token": f"{train_flops(model.config, config.context):,} forward and backward",
         "peak": f"{peak:.3g} FLOPs/s ({source})",
