@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .digits import base
-from .embedding import LEV, _require_size, distinct_ids, lev_parameters, seed, uncompiled
+from .digits import _require_size, base
+from .embedding import LEV, distinct_ids, lev_parameters, seed, uncompiled
 
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-computed
 class ComputedRows(nn.Module):
@@ -178,17 +178,17 @@ class PermutedLEV(nn.Module):
     Args:
         vocab_size: Number of token ids V.
         dim: Width of the model D.
-        permutation_seed: Chooses the permutation.
+        permutation_seed: Chooses the permutation, an integer in [0, 2 ** 63).
         **options: Options of `LEV`.
 
     Raises:
         TypeError: An argument is not of its type.
-        ValueError: An argument is too small.
+        ValueError: An argument is out of its range.
     """
 
     def __init__(self, vocab_size: int, dim: int, *, permutation_seed: int = 0, **options) -> None:
         super().__init__()
-        _require_size("permutation_seed", permutation_seed, least=0)
+        _require_size("permutation_seed", permutation_seed, least=0, most=2**63 - 1)
         self.vocab_size, self.dim, self.permutation_seed = vocab_size, dim, permutation_seed
         self.lev = LEV(vocab_size, dim, **options)
         self.register_buffer("order", torch.empty(vocab_size, dtype=torch.int64))

@@ -8,6 +8,7 @@ __all__ = ['NORM_EPS', 'BLOCK', 'seed', 'coordinates', 'lev_parameters', 'distin
 import functools
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .digits import INTEGERS, base, digits
+from .digits import _require_ids, _require_size, base, digits
 from .product import SplineProduct
 from .spline import basis, stretch
 
@@ -92,7 +93,19 @@ def lev_parameters(
 
     Returns:
         Exact counts for codebooks, projection, norm, spacing, spline, output, and their total.
+
+    Raises:
+        TypeError: An argument is not of its type.
+        ValueError: An argument is too small.
     """
+    _require_options(
+        {"dim": dim, "seed_dim": seed_dim, "rank": rank, "heads": heads},
+        n_knots,
+        sigmoid_slope,
+        learned_spacing=learned_spacing,
+        normalize_basis=normalize_basis,
+        gradient_checkpointing=gradient_checkpointing,
+    )
     parts = {
         "codebooks": n_digits * base(vocab_size, n_digits) * seed_dim,
         "projection": heads * seed_dim * seed_dim,
@@ -104,22 +117,20 @@ def lev_parameters(
     return parts | {"total": sum(parts.values())}
 
 # %% ../../nbs/lev/03_lev.ipynb #lev-checks
-def _require_size(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _require_options(spacing: bool, slope: float, normalize: bool, checkpointing: bool) -> None:
-    switches = {"learned_spacing": spacing, "normalize_basis": normalize}
-    for name, value in (switches | {"gradient_checkpointing": checkpointing}).items():
+def _require_options(
+    sizes: dict[str, int], n_knots: int, sigmoid_slope: float, **switches: bool
+) -> None:
+    """Check the options of `LEV`, and name the first that is wrong."""
+    for name, size in sizes.items():
+        _require_size(name, size)
+    _require_size("n_knots", n_knots, least=3)
+    for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
-    if isinstance(slope, bool) or not isinstance(slope, (int, float)):
-        raise TypeError(f"sigmoid_slope must be a number, got {slope!r}")
-    if not 0 < slope < math.inf:
-        raise ValueError(f"sigmoid_slope must be positive and finite, got {slope}")
+    if isinstance(sigmoid_slope, bool) or not isinstance(sigmoid_slope, Real):
+        raise TypeError(f"sigmoid_slope must be a number, got {sigmoid_slope!r}")
+    if not 0 < sigmoid_slope < math.inf:
+        raise ValueError(f"sigmoid_slope must be positive and finite, got {sigmoid_slope}")
 
 # %% ../../nbs/lev/03_lev.ipynb #lev-distinct
 def distinct_ids(ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -135,12 +146,10 @@ def distinct_ids(ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
     Raises:
         TypeError: ``ids`` is not a tensor of integers.
+        ValueError: ``ids`` is on the meta device.
         IndexError: An id is outside [0, V).
     """
-    if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"ids must be a tensor of integers, got {kind}")
-    distinct, inverse = torch.unique(ids.long(), return_inverse=True)
+    distinct, inverse = torch.unique(_require_ids(ids), return_inverse=True)
     for bad in (distinct[0].item(), distinct[-1].item()) if len(distinct) else ():
         if not 0 <= bad < vocab_size:
             raise IndexError(f"token id {bad} is outside [0, {vocab_size})")
@@ -261,10 +270,14 @@ class LEV(nn.Module):
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        for name, size in {"dim": dim, "seed_dim": seed_dim, "rank": rank, "heads": heads}.items():
-            _require_size(name, size)
-        _require_size("n_knots", n_knots, least=3)
-        _require_options(learned_spacing, sigmoid_slope, normalize_basis, gradient_checkpointing)
+        _require_options(
+            {"dim": dim, "seed_dim": seed_dim, "rank": rank, "heads": heads},
+            n_knots,
+            sigmoid_slope,
+            learned_spacing=learned_spacing,
+            normalize_basis=normalize_basis,
+            gradient_checkpointing=gradient_checkpointing,
+        )
         self.vocab_size, self.dim, self.sigmoid_slope = vocab_size, dim, sigmoid_slope
         self.normalize_basis, self.gradient_checkpointing = normalize_basis, gradient_checkpointing
         self.codebooks = nn.Parameter(torch.empty(n_digits, base(vocab_size, n_digits), seed_dim))
@@ -330,8 +343,11 @@ class LEV(nn.Module):
 
         Returns:
             The rows that a lookup table would hold, shape (V, D).
+
+        Raises:
+            ValueError: ``chunk`` is below 1, or the layer is on the meta device.
         """
-        ids = torch.arange(self.vocab_size, device=self.codebooks.device)
+        ids = _require_ids(torch.arange(self.vocab_size, device=self.codebooks.device))
         if torch.is_grad_enabled():
             return recomputed_rows(self, ids, chunk)
         table = self.codebooks.new_empty(self.vocab_size, self.dim)

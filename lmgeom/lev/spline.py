@@ -25,8 +25,9 @@ def bspline(x: Tensor) -> Tensor:
 # %% ../../nbs/lev/01_spline.ipynb #spline-basis
 def _in_spacings(t: Tensor, n_knots: int) -> Tensor:
     """Clamp ``t`` to [0, 1] and measure it in knot spacings, in which knot g sits at g."""
-    if not t.is_floating_point():
-        raise TypeError(f"t must be a floating-point tensor, got {t.dtype}")
+    if not isinstance(t, Tensor) or not t.is_floating_point():
+        kind = t.dtype if isinstance(t, Tensor) else type(t).__name__
+        raise TypeError(f"t must be a floating-point tensor, got {kind}")
     if n_knots < 3:
         raise ValueError(f"n_knots must be at least 3, the bumps alive at a point, got {n_knots}")
     return t.clamp(0, 1) * (n_knots - 1)
@@ -46,7 +47,7 @@ def basis(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
         Values of shape (..., n_knots), non-negative, at most three non-zero in a row.
 
     Raises:
-        TypeError: ``t`` is not floating point.
+        TypeError: ``t`` is not a floating-point tensor.
         ValueError: ``n_knots`` is below 3.
     """
     x = _in_spacings(t, n_knots)
@@ -75,7 +76,7 @@ def live_knots(t: Tensor, n_knots: int, normalize: bool = True) -> tuple[Tensor,
         shape (..., 3), equal to ``basis(t, n_knots, normalize)`` at those knots.
 
     Raises:
-        TypeError: ``t`` is not floating point.
+        TypeError: ``t`` is not a floating-point tensor.
         ValueError: ``n_knots`` is below 3.
     """
     first, x = _live(t, n_knots)
@@ -96,7 +97,7 @@ def live_slopes(t: Tensor, n_knots: int, normalize: bool = True) -> Tensor:
         Slopes of shape (..., 3), in the order of `live_knots`.
 
     Raises:
-        TypeError: ``t`` is not floating point.
+        TypeError: ``t`` is not a floating-point tensor.
         ValueError: ``n_knots`` is below 3.
     """
     _, x = _live(t, n_knots)

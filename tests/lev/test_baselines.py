@@ -215,6 +215,7 @@ def test_ids_must_be_integers(kind, ids):
         (FactoredMLP, {"dim": "8"}, TypeError, "dim must be an integer, got '8'"),
         (FactoredMLP, {"n_digits": 0}, ValueError, "n_digits must be at least 1, got 0"),
         (PermutedLEV, {"permutation_seed": -1}, ValueError, "permutation_seed must be at least 0"),
+        (PermutedLEV, {"permutation_seed": 2**63}, ValueError, "permutation_seed must be at most"),
         (PermutedLEV, {"rank": 0}, ValueError, "rank must be at least 1, got 0"),
     ],
 )

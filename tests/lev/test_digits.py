@@ -80,8 +80,10 @@ def test_digits_count_like_an_odometer(b, n_digits):
     assert found.tolist() == [[0] * n_digits, [b - 1] * n_digits]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_integer_dtypes(dtype):
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("kind", ["int", "uint"])
+def test_integer_dtypes(kind, bits):
+    dtype = getattr(torch, f"{kind}{bits}")
     found = digits(torch.tensor([0, 1, 99], dtype=dtype), 300, 2)
     assert found.tolist() == [[0, 0], [0, 1], [0, 99]]
 
@@ -107,6 +109,11 @@ def test_an_id_out_of_range_is_named(bad):
 def test_ids_that_are_no_integers(ids):
     with pytest.raises(TypeError, match="ids must be a tensor of integers"):
         digits(ids, 3, 3)
+
+
+def test_ids_without_values():
+    with pytest.raises(ValueError, match="ids must have values, got a tensor on the meta device"):
+        digits(torch.arange(3, device="meta"), 3, 3)
 
 
 @pytest.mark.parametrize("bad", [0, -3])

@@ -432,9 +432,24 @@ def test_chunk_must_be_positive(chunk):
         ({"sigmoid_slope": "1"}, TypeError, "sigmoid_slope must be a number, got '1'"),
     ],
 )
-def test_impossible_sizes_are_named(sizes, error, message):
+@pytest.mark.parametrize("use", [LEV, lev_parameters])
+def test_impossible_sizes_are_named(use, sizes, error, message):
     with pytest.raises(error, match=message):
-        LEV(**({"vocab_size": 10, "dim": 4} | sizes))
+        use(**({"vocab_size": 10, "dim": 4} | sizes))
+
+
+def test_sizes_may_be_numpy_integers():
+    sizes = {"seed_dim": np.int64(4), "rank": np.int32(2), "sigmoid_slope": np.float32(1)}
+    layer = LEV(np.int64(10), np.int64(4), **sizes)
+    assert layer(torch.tensor([0, 9], dtype=torch.uint16)).shape == (2, 4)
+
+
+def test_a_layer_on_the_meta_device_says_so():
+    layer = build().to("meta")
+    with pytest.raises(ValueError, match="ids must have values"):
+        layer(torch.arange(3, device="meta"))
+    with pytest.raises(ValueError, match="ids must have values"):
+        layer.table()
 
 
 def test_an_address_space_larger_than_the_vocabulary_has_no_rows_for_it():

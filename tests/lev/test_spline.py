@@ -182,6 +182,8 @@ def test_nan_stays_nan():
 def test_misuse(function):
     with pytest.raises(TypeError, match=r"floating-point.*int64"):
         function(torch.tensor([0, 1]), 8)
+    with pytest.raises(TypeError, match="floating-point tensor, got float"):
+        function(0.5, 8)
     for n_knots in (2, 0, -1):
         with pytest.raises(ValueError, match=f"at least 3.*got {n_knots}"):
             function(torch.tensor([0.5]), n_knots)
