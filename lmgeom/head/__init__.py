@@ -26,7 +26,14 @@ from lmgeom.head.hilbert import (
     projective_diameter,
     range_seminorm,
 )
-from lmgeom.head.optimizer import HEAD_RULES, Equispread, SignRows, Together, norm_radius
+from lmgeom.head.optimizer import (
+    HEAD_RULES,
+    Equispread,
+    HeadRule,
+    SignRows,
+    Together,
+    norm_radius,
+)
 from lmgeom.head.steepest import Steepest, polar, steepest, steepness, tension_bounds, unit_rows
 
 __all__ = [
@@ -36,6 +43,7 @@ __all__ = [
     "Diameter",
     "Equidistance",
     "Equispread",
+    "HeadRule",
     "InputSet",
     "SignRows",
     "Steepest",

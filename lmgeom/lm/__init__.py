@@ -6,6 +6,7 @@ from lmgeom.lm.evaluate import Evaluation, evaluate
 from lmgeom.lm.generate import complete, generate
 from lmgeom.lm.loss import bits_per_byte, token_loss
 from lmgeom.lm.model import Block, LanguageModel, RMSNorm, SwiGLU, init_weights
+from lmgeom.lm.optim import make_optimizer
 from lmgeom.lm.train import TrainConfig, TrainResult, train
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "generate",
     "init_weights",
     "load_model",
+    "make_optimizer",
     "parameters",
     "presets",
     "tapered",
