@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lmgeom.data import corpus, from_text
-from lmgeom.errors import RecordError
+from lmgeom.errors import DataError, RecordError
 from lmgeom.head import HEAD_RULES, Equispread, diameter, hilbert_shifts, polar, unit_rows
 from lmgeom.lm import Config, LanguageModel, token_loss
 from lmgeom.lm.optim import adamw, schedule
@@ -131,7 +131,7 @@ def _states(model: LanguageModel, core: Any, tokenizer: Any, n: int) -> tuple[Te
     order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
     chosen = whole[order[: -(-n // 32)]]
     if 32 * len(chosen) < n:
-        raise ValueError(f"validation text gives {32 * len(chosen)} states, {n} are wanted")
+        raise DataError(f"validation text gives {32 * len(chosen)} states, {n} are wanted")
     hidden = model.hidden(chosen[:, :-1]).flatten(0, 1)
     return hidden[:n].clone(), chosen[:, 1:].flatten()[:n].clone()
 
