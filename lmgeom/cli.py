@@ -113,7 +113,6 @@ def _train(args: argparse.Namespace) -> int:
 
     from lmgeom import data
     from lmgeom.lm import LanguageModel, TrainConfig, train
-    from lmgeom.lm.checkpoint import steps
 
     config = _config(args)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -129,9 +128,6 @@ def _train(args: argparse.Namespace) -> int:
     torch.manual_seed(settings.seed)
     model = LanguageModel(config)
     out = Path(args.out)
-    if corpus.tokenizer and not steps(out):  # a folder with checkpoints has its tokenizer already
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "tokenizer.json").write_text(corpus.tokenizer.to_json(), encoding="utf-8")
     result = train(model, corpus, settings, out=out, resume=args.resume)
     print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {out}")
     return 128 + signal.Signals[result.stopped] if result.stopped else 0

@@ -94,7 +94,7 @@ def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
     slack = 1 - (width + 4) * torch.finfo(rho.dtype).eps
     return group["lr"] * group["budget"] * slack / (2 * rho)
 
-
+# %% ../../nbs/head/06_equispread.ipynb #equispread-wide
 def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
     """The weight itself, or its float32 original for a weight in half precision."""
     wide = state["momentum"].dtype
@@ -104,6 +104,12 @@ def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
         state["weight"] = p.to(wide)
     W = state["weight"]
     return W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))  # entries changed from outside
+
+
+def _loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Evaluate an optimizer's closure with gradients, if there is one."""
+    with torch.enable_grad():
+        return closure() if closure is not None else None
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-class
 class Equispread(torch.optim.Optimizer):
@@ -189,10 +195,7 @@ class Equispread(torch.optim.Optimizer):
         Args:
             closure: Evaluates the model again and returns the loss.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         for group, radius in zip(self.param_groups, self._radii, strict=True):
             for p in group["params"]:
                 if p.grad is not None:
@@ -332,10 +335,7 @@ class Together(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of each part; the closure runs once, first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         for part in self.parts:
             part.step()
         return loss

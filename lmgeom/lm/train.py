@@ -8,6 +8,7 @@ __all__ = ['LATER', 'FREE', 'accumulate', 'bad_weights', 'first_bad', 'update', 
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -417,6 +418,15 @@ def _settings(model: nn.Module, data, config: TrainConfig) -> dict:
     return json.loads(json.dumps(settings))
 
 
+def _keep_tokenizer(data, out: Path | None) -> None:
+    """Leave the data's tokenizer, if it has one, beside the checkpoints, whole or not at all."""
+    tokenizer = getattr(data, "tokenizer", None)
+    if out and tokenizer is not None:
+        new = out / "tokenizer.json.new"
+        new.write_text(tokenizer.to_json(), encoding="utf-8")
+        os.replace(new, out / "tokenizer.json")
+
+
 def _report(model: nn.Module, config: TrainConfig, plan: Plan, start: int, quiet: bool) -> Report:
     if quiet:
         return Report(config.steps, start, quiet=True)
@@ -468,7 +478,7 @@ def train(
         data: Has `batch(seed, step, batch_size, context)`, which gives (x, y), int64 of shape
             (batch_size, context), as a function of its arguments alone.
         config: The settings.
-        out: Folder for checkpoints and log.jsonl, or None to save nothing.
+        out: Folder for checkpoints, log.jsonl and the data's tokenizer, or None to save nothing.
         resume: Continue from the newest good checkpoint in `out`; start where there is none.
         evaluate: Called with the model and the step every `eval_every` steps and at the end; gives
             a dict of numbers or dataclasses.
@@ -501,6 +511,7 @@ def train(
         caught = stack.enter_context(interrupts(out is not None))
         start = restore(out, model, rule, extra["settings"], allow_changes) if resume else 0
         history = stack.enter_context(contextlib.closing(History(out, start)))
+        _keep_tokenizer(data, out)
         report = stack.enter_context(contextlib.closing(_report(model, config, plan, start, quiet)))
         if not quiet:
             report.say(banner(model, config, plan, rule, start, out))
