@@ -9,6 +9,7 @@ of each run; one that is finished is never run twice.
 import argparse
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -357,8 +358,9 @@ def stored_problem(settings: Settings) -> Problem:
     path = paths.build() / "convex" / f"{run_id(asdict(settings))}.pt"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        problem = make_problem(settings)
-        torch.save(vars(problem), path)
+        partial = path.with_suffix(".partial")
+        torch.save(vars(make_problem(settings)), partial)
+        os.replace(partial, path)  # whole or not at all
     return Problem(**torch.load(path, weights_only=True))
 
 
