@@ -1,11 +1,19 @@
 import multiprocessing
 import os
+import socket
+import subprocess
+import threading
+import time
 
 import pytest
 
 from lmgeom.errors import RecordError
+from lmgeom.study import records
 from lmgeom.study.records import (
     FIELDS,
+    HEARTBEAT,
+    MISSED,
+    dead_writer,
     is_being_written,
     load_record,
     load_records,
@@ -121,5 +129,83 @@ def test_the_right_dies_with_its_process(tmp_path):
     child.kill()
     child.join()
     assert not is_being_written(path)
+    assert dead_writer(path) == f"process {child.pid} on {socket.gethostname()}"
     with only_writer(path):
         assert is_being_written(path)
+        assert not dead_writer(path)
+    assert not list(tmp_path.iterdir())
+
+
+def ended():
+    """The number of a process that ran and ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+HERE, LATE = f"on {socket.gethostname()}", MISSED * HEARTBEAT + 5
+
+
+@pytest.mark.parametrize(
+    ("text", "age", "live"),
+    [
+        ("process 1 on elsewhere", 0, True),
+        ("process 1 on elsewhere", LATE, False),
+        (f"process {ended()} {HERE}", 0, False),
+        (f"process {os.getpid()} {HERE}", LATE, True),
+        (f"process {os.getpid()} {HERE}\nborn 1", 0, False),
+        (f"process {os.getpid()} {HERE}\nmachine another-boot", 0, True),
+        (f"process {os.getpid()} {HERE}\nmachine another-boot", LATE, False),
+        (f"process 99999999999999999999 {HERE}", 0, True),
+        ("", 0, True),
+        ("", LATE, False),
+        ("no owner at all\x00", LATE, False),
+    ],
+)
+def test_which_locks_are_stale(tmp_path, text, age, live):
+    """On the owner's machine its process decides, elsewhere the age of the lock."""
+    path, lock = tmp_path / "run.json", tmp_path / "run.lock"
+    lock.write_text(text)
+    os.utime(lock, (0, time.time() - age))
+    assert is_being_written(path) is live
+    if live:
+        with pytest.raises(RecordError, match="is being written by"), only_writer(path):
+            pass
+        assert lock.read_text() == text
+    else:
+        with only_writer(path):
+            assert f"process {os.getpid()} {HERE}" in lock.read_text()
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_owner_gives_signs_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "HEARTBEAT", 0.01)
+    lock = tmp_path / "run.lock"
+    with only_writer(tmp_path / "run.json"):
+        os.utime(lock, (0, 0))
+        deadline = time.monotonic() + 10
+        while lock.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert time.time() - lock.stat().st_mtime < 5
+        lock.write_text("process 1 on elsewhere")  # as if it had been taken over
+    assert lock.read_text() == "process 1 on elsewhere"
+
+
+def test_one_of_many_takes_a_stale_lock_over(tmp_path):
+    for k in range(30):
+        lock, start = tmp_path / f"{k}.lock", threading.Barrier(8)
+        lock.write_text(f"process {ended()} {HERE}")
+        won = []
+
+        def claim(lock=lock, start=start, won=won):
+            start.wait()
+            won.append(records._claim(lock))
+
+        threads = [threading.Thread(target=claim) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [text for text in won if text] == [lock.read_text()]
+        assert list(tmp_path.iterdir()) == [lock]
+        lock.unlink()
