@@ -5,6 +5,7 @@ __all__ = ['POLYNOMIALS', 'Equidistance', 'equidistance', 'distance_ratio_bound'
 
 # %% ../../nbs/head/05_equidistance.ipynb #equidistance-export-imports
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -180,7 +181,12 @@ def _inverse_power(C: Tensor, power: float) -> Tensor:
     return axes * relative**-power @ axes.T
 
 # %% ../../nbs/head/05_equidistance.ipynb #equidistance-spread
-def spread(G: Tensor, whiten: float = 1.0, sweeps: int = 1) -> Tensor:
+def spread(
+    G: Tensor,
+    whiten: float = 1.0,
+    sweeps: int = 1,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Turn rows into unit rows whose directions are spread evenly, to the degree `whiten`.
 
     Row i becomes B g_i / |B g_i| with one symmetric positive matrix B, so the result has a positive
@@ -193,6 +199,7 @@ def spread(G: Tensor, whiten: float = 1.0, sweeps: int = 1) -> Tensor:
             common row has no effect.
         whiten: The power p from 0, row normalization alone, to 1, a flat spectrum.
         sweeps: How often B is updated; each costs 4 V D² FLOPs and an eigendecomposition of size D.
+        total: Adds a matrix up over the processes that hold the other rows; None if G has all.
 
     Returns:
         Rows of length 1, or 0 where G has zeros; shape (V, D).
@@ -209,7 +216,8 @@ def spread(G: Tensor, whiten: float = 1.0, sweeps: int = 1) -> Tensor:
         return rows
     for _ in range(int(sweeps)):
         scaled = rows if length is None else rows / length
-        moved = rows @ _inverse_power(scaled.T @ scaled, whiten / 2)
+        C = scaled.T @ scaled
+        moved = rows @ _inverse_power(C if total is None else total(C), whiten / 2)
         length = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
         length = torch.where(length > 0, length, 1)
     return moved.div_(length)

@@ -28,24 +28,32 @@ def norm_radius(gain: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor
     """
 
     def radius() -> Tensor:
-        largest = math.sqrt(len(gain)) * gain.detach().abs().max()
-        return largest if bias is None else largest + bias.detach().norm()
+        largest = math.sqrt(len(gain)) * _whole(gain.detach()).abs().max()
+        return largest if bias is None else largest + _whole(bias.detach()).norm()
 
     return radius
 
+
+def _whole(x: Tensor) -> Tensor:
+    """A tensor with all its entries, gathered if it is sharded."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
 # %% ../../nbs/head/06_equispread.ipynb #equispread-direction
-def centered(M: Tensor) -> Tensor:
+def centered(M: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Take the mean of the rows that are not zero from these rows.
 
     Args:
         M: Momentum, shape (V, D).
+        total: Adds a tensor up over the processes that hold the other rows; None if M has all.
 
     Returns:
         Rows of the same shape; rows of zeros stay zero.
     """
     moves = M.any(1, keepdim=True)
-    mean = M.sum(0) / moves.sum().clamp(min=1)
-    return torch.addcmul(M, moves.to(M.dtype), mean, value=-1)
+    added, count = M.sum(0), moves.sum()
+    if total is not None:
+        added, count = total(added), total(count)
+    return torch.addcmul(M, moves.to(M.dtype), added / count.clamp(min=1), value=-1)
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-settings
 def _check_settings(group: dict[str, Any]) -> None:
@@ -67,26 +75,70 @@ def _check_settings(group: dict[str, Any]) -> None:
         if isinstance(value, str) or (not isinstance(value, Tensor) and not holds(value)):
             raise ValueError(f"{name} must be {right}, got {value!r}")
 
+# %% ../../nbs/head/06_equispread.ipynb #equispread-part
+@dataclass(frozen=True)
+class _Part:
+    """The rows of a matrix that this process holds.
+
+    Args:
+        start: Number of the first of them.
+        total: Adds a tensor up over the processes that hold the others; None if all are here.
+    """
+
+    start: int = 0
+    total: Callable[[Tensor], Tensor] | None = None
+
+
+def _part(p: Tensor) -> _Part:
+    """Find which rows of a parameter are here."""
+    split = [i for i, x in enumerate(getattr(p, "placements", ())) if not x.is_replicate()]
+    if not split:
+        return _Part()
+    mesh, axis = p.device_mesh, split[0]
+    if len(split) > 1 or not p.placements[axis].is_shard(0):
+        raise TypeError(
+            f"sharded as {p.placements}; only whole rows over one axis can be shared out"
+        )
+    group, each = mesh.get_group(axis), -(-len(p) // mesh.size(axis))
+
+    def total(x: Tensor) -> Tensor:
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    return _Part(each * mesh.get_local_rank(axis), total)
+
+
+def _here(x: Tensor) -> Tensor:
+    """The rows of a tensor that this process holds; shares memory with it."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
 # %% ../../nbs/head/06_equispread.ipynb #equispread-matrices
 def _check_matrices(group: dict[str, Any]) -> None:
     """Refuse parameters that are not whole real matrices, by name."""
     names = group.get("param_names", [f"parameter {i}" for i in range(len(group["params"]))])
     for name, p in zip(names, group["params"], strict=True):
-        if hasattr(p, "device_mesh"):
-            raise TypeError(f"{name} is sharded (DTensor); the head must be whole on each rank")
+        try:
+            _part(p)
+        except TypeError as error:
+            raise TypeError(f"{name} is {error}") from None
         if p.dim() != 2 or not p.numel() or not p.is_floating_point():
             raise ValueError(
                 f"{name} must be a real matrix (V, D) with entries, got {p.dtype} {tuple(p.shape)}"
             )
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-weight
-def _gradient(p: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient(p: Tensor, part: _Part, rho: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradient, or zero where it or the radius is bad, and whether both are good."""
     if p.grad.is_sparse:
         raise TypeError("Equispread needs a dense gradient, got a sparse one")
-    low, high = p.grad.aminmax()
-    good = low.isfinite() & high.isfinite() & rho.isfinite() & (rho > 0)
-    return torch.where(good, p.grad.to(rho.dtype), 0), good
+    G = p.grad.redistribute(placements=p.placements) if hasattr(p, "placements") else p.grad
+    G, good = _here(G), rho.isfinite() & (rho > 0)
+    if len(G):  # a process may have no row
+        low, high = G.aminmax()
+        good = good & low.isfinite() & high.isfinite()
+    if part.total is not None:
+        good = part.total((~good).int()) == 0
+    return torch.where(good, G.to(rho.dtype), 0), good
 
 
 def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
@@ -96,20 +148,37 @@ def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-wide
 def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
-    """The weight itself, or its float32 original for a weight in half precision."""
+    """The rows here of the weight, or of its float32 original for one in half precision."""
     wide = state["momentum"].dtype
     if p.dtype == wide:
-        return p
+        return _here(p)
     if "weight" not in state:
         state["weight"] = p.to(wide)
-    W = state["weight"]
+    W, p = _here(state["weight"]), _here(p)
     return W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))  # entries changed from outside
+
+
+def _scalar(rho: float | Tensor, like: Tensor) -> Tensor:
+    """The radius as a tensor beside another one; a number is filled in there, not copied."""
+    if not isinstance(rho, Tensor):
+        return torch.full((), rho, dtype=like.dtype, device=like.device)
+    return _whole(rho).to(like)
 
 
 def _loss_of(closure: Callable[[], Any] | None) -> Any:
     """Evaluate an optimizer's closure with gradients, if there is one."""
     with torch.enable_grad():
         return closure() if closure is not None else None
+
+
+def _restore_precision(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Undo the cast of the state to the dtype of the parameter."""
+    ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, p in zip(ids, params, strict=True):
+        for key, value in state_dict["state"].get(i, {}).items():
+            if isinstance(value, Tensor):
+                optimizer.state[p][key] = value.detach().clone().to(optimizer.state[p][key].device)
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-class
 class Equispread(torch.optim.Optimizer):
@@ -121,7 +190,8 @@ class Equispread(torch.optim.Optimizer):
     weight decay and the rounding of the weights. whiten=0 is row normalization (Somasundaram et
     al. 2026, version 2), whiten=1 the equidistant step (version 1, in the mean square).
 
-    Works under DistributedDataParallel. Sharded weights (FSDP2, tensor parallelism) are refused.
+    Works under DistributedDataParallel, and on weights that FSDP2 shards by rows: the processes
+    add up one matrix of size D for each sweep. Other shards are refused by name.
 
     Args:
         params: Matrices (V, D), one row a token; or parameter groups, or named parameters.
@@ -141,11 +211,20 @@ class Equispread(torch.optim.Optimizer):
         vocab_size: Rows from this one on are padding and never move.
 
     A gradient or radius that is not finite changes nothing and is counted (`check`). Rows without
-    any gradient so far do not move, apart from weight decay.
+    any gradient so far do not move, apart from weight decay. A head with one token has nothing to
+    decide: centered, it stays where it is.
+
+    Example:
+        >>> head = model.lm_head.weight
+        >>> body = [p for p in model.parameters() if p is not head]
+        >>> rule = Equispread([head], budget=0.3, rho=norm_radius(model.norm.weight))
+        >>> optimizer = Together(rule, torch.optim.AdamW(body, lr=3e-4))
+
+    Then `backward`, `step` and schedulers as usual, and `optimizer.check()` now and then.
 
     Raises:
         ValueError: A setting is out of range, or a parameter is not a real matrix.
-        TypeError: A weight is sharded, or a gradient is sparse.
+        TypeError: A weight is sharded, but not by whole rows, or a gradient is sparse.
     """
 
     def __init__(
@@ -184,9 +263,14 @@ class Equispread(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_radii": self._radii}
 
-    def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
+    def direction(
+        self,
+        M: Tensor,
+        group: dict[str, Any],
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Turn centered momentum into rows of length at most 1; the step goes the opposite way."""
-        return spread(M, group["whiten"], group["sweeps"])
+        return spread(M, group["whiten"], group["sweeps"], total)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -204,24 +288,30 @@ class Equispread(torch.optim.Optimizer):
         return loss
 
     def _update(self, p: Tensor, group: dict[str, Any], rho: float | Tensor) -> None:
-        wide, state = torch.promote_types(p.dtype, torch.float32), self.state[p]
+        state, part = self.state[p], _part(p)
         if not state:
+            wide = torch.promote_types(p.dtype, torch.float32)
             state["momentum"] = torch.zeros_like(p, dtype=wide)
             state["skipped"] = torch.zeros((), dtype=torch.int64, device=p.device)
-        rho = torch.as_tensor(rho, dtype=wide, device=p.device)
-        G, good = _gradient(p, rho)
-        M = state["momentum"].lerp_(G, (1 - group["momentum"]) * good.to(wide))
-        moving = slice(group["vocab_size"])
-        U = self.direction(centered(M[moving]) if group["center"] else M[moving], group)
+        M = _here(state["momentum"])
+        rho = _scalar(rho, M)
+        G, good = _gradient(p, part, rho)
+        M.lerp_(G, (1 - group["momentum"]) * good.to(M.dtype))
+        last = group["vocab_size"]
+        moving = slice(None if last is None else max(0, last - part.start))
+        rows = centered(M[moving], part.total) if group["center"] else M[moving]
+        U = self.direction(rows, group, part.total)
         length = _row_length(group, rho, p.shape[1])
         if group["cap"]:
-            length = torch.minimum(length, (G[moving] * U).sum() / rho.square()).clamp(min=0)
+            a = (G[moving] * U).sum()
+            a = a if part.total is None else part.total(a)
+            length = torch.minimum(length, a / rho.square()).clamp(min=0)
         length = torch.where(good, length, 0)
         W = _wide_weight(p, state)
         W.mul_(1 - length * group["weight_decay"])
         W[moving].addcmul_(U, length, value=-1)
-        if W is not p:
-            p.copy_(W)
+        if "weight" in state:
+            _here(p).copy_(W)
         state["skipped"] += ~good
 
     def check(self) -> None:
@@ -240,16 +330,6 @@ class Equispread(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         _restore_precision(self, state_dict)
 
-
-def _restore_precision(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Undo the cast of the state to the dtype of the parameter."""
-    ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    for i, p in zip(ids, params, strict=True):
-        for key, value in state_dict["state"].get(i, {}).items():
-            if isinstance(value, Tensor):
-                optimizer.state[p][key] = value.detach().clone().to(optimizer.state[p][key].device)
-
 # %% ../../nbs/head/06_equispread.ipynb #equispread-rivals
 class SignRows(Equispread):
     """The sign of the momentum, with rows of length at most 1 and the same budget.
@@ -257,7 +337,12 @@ class SignRows(Equispread):
     Takes the arguments of `Equispread`, of which whiten and sweeps have no effect.
     """
 
-    def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
+    def direction(
+        self,
+        M: Tensor,
+        group: dict[str, Any],
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Give sign(M) / sqrt(D)."""
         return M.sign() / math.sqrt(M.shape[1])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lmgeom.errors import ConfigError, TrainingError
@@ -466,47 +467,93 @@ def test_a_step_asks_the_host_for_nothing():
                         optimizer.step()
 
 
-def in_a_group(rank, folder):
-    """What each of two processes does: train under DDP, then offer a sharded weight."""
-    address = f"file://{folder}/meet"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+def batch(step):
+    return rows(step, 16, 4, 0, torch.float32), torch.arange(16)
+
+
+def fit(wrap, rank, processes):
+    """The head that three steps make, each process on its own part of the batches."""
     torch.manual_seed(0)
-    head = nn.parallel.DistributedDataParallel(nn.Linear(4, 20, bias=False))
-    optimizer = Equispread(head.parameters(), budget=0.5)
+    head = wrap(nn.Linear(4, 21, bias=False))
+    optimizer, each = Equispread(head.parameters(), budget=0.5), 16 // processes
     for step in range(3):
         optimizer.zero_grad()
         x, y = batch(step)
-        half = slice(8 * rank, 8 * rank + 8)
-        nn.functional.cross_entropy(head(x[half]), y[half]).backward()
+        own = slice(each * rank, each * (rank + 1))
+        nn.functional.cross_entropy(head(x[own]), y[own]).backward()
         optimizer.step()
-    mesh = init_device_mesh("cpu", (2,))
-    sharded = nn.Parameter(distribute_tensor(torch.ones(20, 4), mesh, [Shard(0)]))
-    try:
-        Equispread([("head.weight", sharded)])
-    except TypeError as error:
-        refusal = str(error)
-    torch.save({"weight": head.module.weight.detach(), "refusal": refusal}, f"{folder}/{rank}.pt")
+    return next(head.parameters()).detach()
+
+
+# Vocabulary, dtype and options of steps that shards must make as a whole matrix does.
+SHARDED = {
+    "plain": (20, torch.float64, {}),
+    "uneven": (21, torch.float64, {"sweeps": 2, "weight_decay": 0.1}),
+    "one has padding only": (20, torch.float64, {"vocab_size": 9}),
+    "both have tokens": (20, torch.float64, {"vocab_size": 17, "whiten": 0.5}),
+    "no row for one": (1, torch.float64, {"center": False}),
+    "rows alone": (20, torch.float64, {"whiten": 0.0}),
+    "capped": (20, torch.float64, {"cap": True, "budget": 50.0}),
+    "half precision": (20, torch.bfloat16, {}),
+}
+
+
+def gradients_of(case):
+    """Three gradients of a case; one entry of the second, in the last row, is no number."""
+    V, dtype, _ = SHARDED[case]
+    found = [rows(k, V, 4, 1).to(dtype) for k in range(3)]
+    found[1][-1, 0] = math.nan
+    return found
+
+
+def steps_of(case, share=lambda whole: whole):
+    """The weight that the gradients of a case make, and the optimizer; `share` makes shards."""
+    V, dtype, options = SHARDED[case]
+    W = nn.Parameter(share(rows(9, V, 4).to(dtype)))
+    gain = share(torch.tensor([1.0, -2.0, 0.5]).to(dtype))
+    optimizer = Equispread([W], rho=norm_radius(gain), **options)
+    for G in gradients_of(case):
+        W.grad = share(G)
+        optimizer.step()
+    return W, optimizer
+
+
+def in_a_group(rank, folder):
+    """What each of two processes does: data parallel, FSDP2, and steps on shards."""
+    address = f"file://{folder}/meet"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    found["DDP"] = fit(nn.parallel.DistributedDataParallel, rank, 2)
+    found["FSDP2"] = fit(lambda head: fully_shard(head, mesh=mesh), rank, 2).full_tensor()
+
+    def share(whole):
+        return distribute_tensor(whole, mesh, [Shard(0)])
+
+    for case in SHARDED:
+        W, optimizer = steps_of(case, share)
+        assert optimizer.state[W]["momentum"].placements == (Shard(0),)
+        again = Equispread([W])
+        again.load_state_dict(optimizer.state_dict())
+        momenta = [o.state[W]["momentum"].to_local() for o in (optimizer, again)]
+        assert torch.equal(*momenta)
+        found[case] = W.detach().full_tensor()
+        with pytest.raises(TrainingError, match="1 steps"):
+            again.check()
+    columns = nn.Parameter(distribute_tensor(torch.ones(20, 4), mesh, [Shard(1)]))
+    with pytest.raises(TypeError, match=r"head\.weight is sharded as .*Shard\(dim=1\)"):
+        Equispread([("head.weight", columns)])
+    torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
-
-
-def batch(step):
-    return rows(step, 16, 4, 0, torch.float32), torch.arange(16)
 
 
 def test_data_parallel_and_sharded_weights(tmp_path):
     torch.multiprocessing.spawn(in_a_group, (str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first["weight"], second["weight"])
-    torch.manual_seed(0)
-    head = nn.Linear(4, 20, bias=False)
-    optimizer = Equispread(head.parameters(), budget=0.5)
-    for step in range(3):
-        optimizer.zero_grad()
-        x, y = batch(step)
-        nn.functional.cross_entropy(head(x), y).backward()
-        optimizer.step()
-    assert torch.allclose(head.weight, first["weight"], atol=1e-4)
-    assert first["refusal"].startswith("head.weight is sharded (DTensor)")
+    for case, weight in first.items():
+        assert torch.equal(weight, second[case]), case
+        whole = steps_of(case)[0] if case in SHARDED else fit(lambda head: head, 0, 1)
+        close = 1e-4 if case in ("DDP", "FSDP2") else 1e-2 if case == "half precision" else 1e-9
+        assert torch.allclose(whole, weight, atol=close), case
 
 
 # ---------------------------------------------------------------- company
