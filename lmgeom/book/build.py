@@ -27,6 +27,7 @@ PARTS = {
     "input": "Input: token ids on a smooth surface",
     "depth": "Depth: width where it works",
     "output": "Output: a step measured by what it moves",
+    "together": "Together: the three parts in one model",
 }
 
 

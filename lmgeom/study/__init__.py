@@ -4,6 +4,8 @@ from lmgeom.study.claims import claims_box, claims_list, judge, load_claims
 from lmgeom.study.records import load_records, record
 from lmgeom.study.statistics import (
     comparison_table,
+    factorial_effect,
+    factorial_weights,
     matched_shares,
     paired,
     paired_arms,
@@ -21,6 +23,8 @@ __all__ = [
     "claims_box",
     "claims_list",
     "comparison_table",
+    "factorial_effect",
+    "factorial_weights",
     "judge",
     "load_claims",
     "load_records",

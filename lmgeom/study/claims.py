@@ -24,6 +24,8 @@ from .records import load_records
 from lmgeom.study.statistics import (
     EDGES,
     Paired,
+    factorial_effect,
+    factorial_weights,
     matched_shares,
     paired,
     paired_arms,
@@ -43,6 +45,7 @@ RULES: dict[str, dict[str, Any]] = {
     "match": PAIR,
     "rare": PAIR | {"targets": int},
     "ratio": PAIR | {"times": NUMBER},
+    "additive": {"factors": list, "effect": list, "within": NUMBER},
     "flat": PAIR | {"above": NUMBER, "within": NUMBER},
 }
 OPTIONS = {"difference": {"threshold": NUMBER, "behind_at_first": bool}}
@@ -64,6 +67,8 @@ def _fault(row: Mapping[str, Any]) -> str | None:
     needed = {"study": str, "metric": str} | RULES[kind]
     if wrong := _wrong(rule, needed, OPTIONS.get(kind, {})):
         return wrong
+    if "effect" in rule and not (set(rule["effect"]) <= set(rule["factors"]) and rule["effect"]):
+        return f"effect={rule['effect']} must be some of the factors {rule['factors']}"
     if "above" in rule and not any(math.isclose(rule["above"], edge) for edge in EDGES):
         return f"above={rule['above']} is no edge of the strata: {EDGES}"
     least, pairs = 3 if kind == "trend" else 2, rule.get("pairs", [])
@@ -311,6 +316,14 @@ def _ratio(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     text = f"{' '.join(f'{ratio:.3g}' for ratio in ratios)} times (bar: {rule['times']:g})"
     return Verdict("holds" if min(ratios) >= rule["times"] else word, text)
 
+# %% ../../nbs/study/04_claims.ipynb #claims-additive
+def _additive(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+    found = factorial_effect(records, rule["factors"], rule["effect"], rule["metric"])
+    if found is None:
+        return None
+    word = judge_flat(found.mean, found.low, found.high, within=rule["within"])
+    return Verdict(word, f"interaction {found} nats (bar: within {rule['within']:g})")
+
 # %% ../../nbs/study/04_claims.ipynb #claims-judge-rule
 JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
     "difference": _difference,
@@ -320,6 +333,7 @@ JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
     "match": _match,
     "rare": _rare,
     "ratio": _ratio,
+    "additive": _additive,
     "flat": _flat,
 }
 
@@ -338,6 +352,8 @@ def _judge_rule(rule: Mapping[str, Any], folder: Path) -> Verdict:
 
 
 def _arms(rule: Mapping[str, Any]) -> set[str]:
+    if "factors" in rule:
+        return set(factorial_weights(rule["factors"], rule["effect"]))
     pairs = rule.get("pairs") or [(rule["better"], rule["than"])]
     return {arm for pair in pairs for arm in pair}
 

@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'EDGES', 'BLOCKS', 'STRATA', 'Paired', 'paired', 'arm_values', 'paired_arms', 'trials', 'arm_curves',
            'paired_curve', 'ratios', 'comparison_table', 'tokens_to_match', 'matched_shares', 'paired_slope',
-           'paired_trend', 'stratum', 'stratify', 'Interval', 'Strata', 'seed_weights', 'block_weights',
-           'paired_strata', 'strata_table']
+           'paired_trend', 'factorial_weights', 'factorial_effect', 'stratum', 'stratify', 'Interval', 'Strata',
+           'seed_weights', 'block_weights', 'paired_strata', 'strata_table']
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-imports
 from collections.abc import Mapping, Sequence
@@ -248,6 +248,53 @@ def paired_trend(
         return None
     x, d = zip(*late, strict=True)
     return _slope(np.log2(x), np.transpose(d))
+
+# %% ../../nbs/study/02_statistics.ipynb #stat-effect
+def factorial_weights(factors: Sequence[str], effect: Sequence[str]) -> dict[str, float]:
+    """Return the weight of each arm of a full two-level factorial in one of its effects.
+
+    Args:
+        factors: What an arm has or lacks. An arm is named by the factors that it has, joined by
+            "-" in this order, and "none" if it has none.
+        effect: One factor for its main effect, several for their interaction.
+
+    Raises:
+        RecordError: `effect` is empty or names something else than a factor.
+    """
+    if unknown := [name for name in effect or ("nothing",) if name not in factors]:
+        raise RecordError(f"unknown factor {unknown[0]!r}; known: {', '.join(factors)}")
+    scale, weights = 2.0 ** (len(effect) - len(factors)), {}
+    for chosen in product((False, True), repeat=len(factors)):
+        there = [name for name, has in zip(factors, chosen, strict=True) if has]
+        sign = (-1) ** sum(name not in there for name in effect)
+        weights["-".join(there) or "none"] = sign * scale
+    return weights
+
+
+def factorial_effect(
+    records: Sequence[dict[str, Any]], factors: Sequence[str], effect: Sequence[str], metric: str
+) -> Paired | None:
+    """Estimate a main effect or an interaction of a factorial study, seed by seed.
+
+    Args:
+        records: Run records of one study that has every arm of `factorial_weights`.
+        factors: What an arm has or lacks.
+        effect: One factor for its main effect, several for their interaction.
+        metric: Key of the records' final losses.
+
+    Returns:
+        The effect in nats, or None while fewer than two seeds have all arms.
+
+    Raises:
+        RecordError: `effect` is empty or names something else than a factor.
+    """
+    weights = factorial_weights(factors, effect)
+    values = {arm: arm_values(records, arm, metric) for arm in weights}
+    seeds = sorted(set.intersection(*(set(found) for found in values.values())))
+    if len(seeds) < 2:
+        return None
+    sums = [sum(w * values[arm][s] for arm, w in weights.items()) for s in seeds]
+    return paired(sums, [0.0] * len(sums))
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-stratify
 EDGES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)

@@ -70,7 +70,7 @@ def test_every_claimed_test_exists():
 
 def test_ledger_vocabulary():
     for claim in load_claims().values():
-        assert claim["part"] in {"input", "depth", "output"}, claim["id"]
+        assert claim["part"] in {"input", "depth", "output", "together"}, claim["id"]
         assert claim["kind"] in {"identity", "budget", "mechanism", "empirical", "cost"}, claim[
             "id"
         ]

@@ -14,6 +14,8 @@ BASE = {"part": "input", "claim": "c", "place": "p", "kind": "k", "reported": "r
 RULE = {"study": "s", "metric": "val", "better": "x", "than": "y"}
 FLAT = RULE | {"kind": "flat", "above": 1e-4, "within": 0.02}
 PAIRS = {"study": "s", "metric": "val", "kind": "each", "pairs": [["x", "y"], ["u", "v"]]}
+ADDITIVE = {"study": "s", "metric": "val", "kind": "additive", "within": 0.05}
+ADDITIVE |= {"factors": ["a", "b"], "effect": ["a", "b"]}
 BENCH = {"record": "b.json", "value": "ratio"}
 
 
@@ -25,7 +27,7 @@ def write(tmp_path, *rows):
 
 def test_the_book_s_ledger_is_valid():
     claims = load_claims()
-    assert {claim["part"] for claim in claims.values()} == {"input", "depth", "output"}
+    assert {claim["part"] for claim in claims.values()} == {"input", "depth", "output", "together"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,8 @@ def test_the_book_s_ledger_is_valid():
         ([{"id": "a", "rule": RULE | {"behind_at_first": 1}}], "behind_at_first=1 must be true or"),
         ([{"id": "a", "rule": RULE | {"kind": "match", "threshold": 0.1}}], "unknown 'threshold'"),
         ([{"id": "a", "rule": RULE | {"kind": "rare"}}], "lacks targets"),
+        ([{"id": "a", "rule": ADDITIVE | {"effect": ["c"]}}], "must be some of the factors"),
+        ([{"id": "a", "rule": ADDITIVE | {"effect": []}}], "must be some of the factors"),
         ([{"id": "a", "rule": RULE | {"kind": "rare", "targets": True}}], "targets=True must be"),
         ([{"id": "a", "rule": FLAT | {"above": 2e-4}}], "above=0.0002 is no edge of the strata"),
         ([{"id": "a", "rule": FLAT | {"within": float("nan")}}], "within=nan must be a number"),
@@ -132,6 +136,7 @@ def judged(rule, folder):
 EVERY_KIND = [RULE, PAIRS, PAIRS | {"kind": "common"}, FLAT]
 EVERY_KIND += [RULE | {"kind": "match"}, RULE | {"kind": "rare", "targets": 500}]
 EVERY_KIND += [RULE | {"kind": "ratio", "metric": "size", "times": 10}]
+EVERY_KIND += [ADDITIVE]
 EVERY_KIND += [PAIRS | {"kind": "trend", "pairs": [["x", "y"], ["u", "v"], ["a", "b"]]}]
 
 
@@ -188,6 +193,24 @@ def test_a_trend_is_the_slope_against_doublings(tmp_path, slopes, verdict):
     found = judged(PAIRS | {"kind": "trend", "pairs": pairs}, tmp_path)
     assert found.verdict == verdict
     assert found.evidence.startswith(f"{np.mean(slopes):+.4f} [")
+
+
+@pytest.mark.parametrize(
+    ("interactions", "verdict"),
+    [
+        ((0.01, -0.01, 0.0), "holds"),
+        ((0.04, 0.0, 0.08), "direction only"),
+        ((0.2, 0.21, 0.2), "fails"),
+    ],
+)
+def test_gains_add_up_if_their_interaction_is_near_zero(tmp_path, interactions, verdict):
+    for seed, interaction in enumerate(interactions):
+        losses = {"none": 4.0, "a": 3.8, "b": 3.9, "a-b": 3.7 + interaction}
+        for arm, loss in losses.items():
+            keep(tmp_path, arm, seed, loss + seed)
+    found = judged(ADDITIVE, tmp_path)
+    assert found.verdict == verdict
+    assert found.evidence.startswith(f"interaction {np.mean(interactions):+.4f} [")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from lmgeom.study.statistics import (
     STRATA,
     Interval,
     comparison_table,
+    factorial_effect,
+    factorial_weights,
     matched_shares,
     paired_slope,
     paired_strata,
@@ -67,6 +69,51 @@ def test_curves_are_paired_by_tokens():
     ]
     curve = paired_curve(records, "a", "b", "val")
     assert [(t, p.mean) for t, p in curve] == [(10, 0.0), (20, -1.0)]
+
+
+FACTORS = ("lev", "taper", "head")
+EFFECTS = [("lev",), ("taper",), ("head",), ("lev", "taper"), ("lev", "head"), ("taper", "head")]
+EFFECTS += [FACTORS]
+
+
+def coded(arm):
+    """Half above or below zero for each factor that an arm has or lacks."""
+    return [0.5 if name in arm.split("-") else -0.5 for name in FACTORS]
+
+
+@given(st.lists(st.lists(st.floats(1, 10), min_size=8, max_size=8), min_size=2, max_size=5))
+def test_effects_are_the_coefficients_of_least_squares(y):
+    arms = list(factorial_weights(FACTORS, FACTORS))
+    records = [run(a, s, v) for s, row in enumerate(y) for a, v in zip(arms, row, strict=True)]
+    codes = np.array([coded(arm) for arm in arms])
+    x = dict(zip(FACTORS, codes.T, strict=True))
+    columns = [np.ones(8), *(np.prod([x[name] for name in effect], axis=0) for effect in EFFECTS)]
+    fitted = np.linalg.lstsq(np.stack(columns, 1), np.transpose(y), rcond=None)[0][1:]
+    found = [factorial_effect(records, FACTORS, effect, "val").differences for effect in EFFECTS]
+    np.testing.assert_allclose(found, fitted, atol=1e-9)
+
+
+def test_effects_that_were_put_in_come_out():
+    put = {"lev": 0.2, "taper": -0.01, "head": -0.1}
+    records = []
+    for seed in range(3):
+        for arm in factorial_weights(FACTORS, FACTORS):
+            parts = set(arm.split("-"))
+            both = 0.07 * ({"lev", "head"} <= parts) - 0.04 * (parts >= set(FACTORS))
+            records.append(run(arm, seed, 5.0 + seed + both + sum(put.get(p, 0) for p in parts)))
+    mean = {e: factorial_effect(records, FACTORS, e, "val").mean for e in EFFECTS}
+    assert mean[("lev", "head")] == pytest.approx(0.07 - 0.04 / 2)
+    assert mean[FACTORS] == pytest.approx(-0.04)
+    assert mean[("taper",)] == pytest.approx(-0.01 - 0.04 / 4)
+    assert mean[("lev",)] == pytest.approx(0.2 + 0.07 / 2 - 0.04 / 4)
+    assert factorial_effect(records[:-2], FACTORS, ("lev",), "val").n == 2
+    assert factorial_effect(records[:15], FACTORS, ("lev",), "val") is None
+
+
+@pytest.mark.parametrize("effect", [(), ("width",)])
+def test_an_unknown_effect_is_refused(effect):
+    with pytest.raises(RecordError, match="unknown factor"):
+        factorial_weights(FACTORS, effect)
 
 
 @given(st.floats(-2, 2))
