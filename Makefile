@@ -7,10 +7,10 @@ PIP_FLAGS ?=
 # Paths are relative, so that the folder of the project may have spaces in its name.
 ENV := .venv
 RUN := $(ENV)/bin/python
-BOOK := $(RUN) -m lmgeom.book
+BOOK := $(RUN) -m lmgeom book
 
 .DEFAULT_GOAL := help
-.PHONY: help env npm-there book serve test lint export screenshots clean
+.PHONY: help env npm-there book serve pdf zip test lint export screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,12 @@ book: env npm-there ## execute the notebooks that changed and build the pages
 
 serve: env ## serve the built pages on http://127.0.0.1:8000
 	$(BOOK) serve --profile $(PROFILE) --port $(PORT)
+
+pdf: env ## print the built pages to one PDF with contents
+	$(BOOK) pdf --profile $(PROFILE)
+
+zip: env ## pack the built pages; unpacked, they open without a network
+	$(BOOK) zip --profile $(PROFILE)
 
 screenshots: env ## picture every page: desktop and phone, light and dark
 	$(BOOK) screenshots --profile $(PROFILE)

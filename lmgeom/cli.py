@@ -19,7 +19,7 @@ from typing import Any
 
 from lmgeom import __version__
 from lmgeom.book.command import add_commands as add_book_commands
-from lmgeom.errors import CheckpointError, ConfigError, LmgeomError
+from lmgeom.errors import BookError, CheckpointError, ConfigError, LmgeomError
 
 DATA = "a source, or a folder that `data prepare` wrote (default: %(default)s)"
 
@@ -520,6 +520,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Terminated:
         print("lmgeom: terminated", file=sys.stderr)
         return 128 + signal.SIGTERM
+    except BookError as error:  # a list of faults, one a line
+        print(f"lmgeom: {error}", file=sys.stderr)
+        return 2
     except LmgeomError as error:
         print(f"lmgeom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

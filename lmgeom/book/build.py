@@ -15,8 +15,9 @@ import nbformat
 import yaml
 
 from lmgeom.book.assets import web_assets
+from lmgeom.book.downloads import offer_notebooks
 from lmgeom.book.execute import Execution, Workspace, executed_notebook
-from lmgeom.book.settings import notebook_names, notebook_path
+from lmgeom.book.settings import notebook_names
 from lmgeom.errors import BookError
 from lmgeom.study import claims
 
@@ -164,14 +165,6 @@ def assemble(work: Workspace) -> None:
     _replace(work.sources, files)
 
 
-def _offer_clean_notebooks(work: Workspace) -> None:
-    """Let the download button of a page give the clean notebook rather than the executed one."""
-    for name in notebook_names(work.root):
-        target = work.html / "_sources" / f"{name}.ipynb"
-        if target.is_file():
-            shutil.copyfile(notebook_path(work.root, name), target)
-
-
 def build(work: Workspace) -> Path:
     """Build the pages; any warning of Sphinx is an error.
 
@@ -196,5 +189,5 @@ def build(work: Workspace) -> Path:
         # Sphinx warns only about pages it reads anew: forget them, or the next build looks clean.
         shutil.rmtree(out / "_build" / ".doctrees", ignore_errors=True)
         raise BookError("\n".join([f"the book has {len(lines)} fault(s)", *lines[:40]]))
-    _offer_clean_notebooks(work)
+    offer_notebooks(work)
     return work.html / "index.html"

@@ -1,17 +1,15 @@
-"""Commands about the book: build it, serve it, look at it, run its gates."""
+"""Commands about the book: build it, serve it, print it, look at it, run its gates."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from lmgeom.errors import BookError, LmgeomError
+from lmgeom.errors import BookError
 
-__all__ = ["add_commands", "main"]
-
-INTERRUPTED = 130  # exit code, as shells have it for Ctrl-C
+__all__ = ["add_commands"]
 
 # What follows imports inside each function: the parser must not need the notebook stack.
 
@@ -39,7 +37,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _html(profile: str) -> Any:
+def _html(profile: str) -> Path:
     """Folder of the built pages.
 
     Raises:
@@ -69,6 +67,30 @@ def _screenshots(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _pdf(arguments: argparse.Namespace) -> int:
+    """Print the book to one PDF."""
+    from lmgeom.book.printed import print_book
+    from lmgeom.book.settings import repository
+
+    folder = _html(arguments.profile)
+    out = folder.parents[2] / "lmgeom-book.pdf"
+    cut = print_book(folder, repository() / "book", out)
+    print(f"the PDF is at {out}")
+    for element in cut:
+        print(f"does not fit the paper: {element}", file=sys.stderr)
+    return 1 if cut else 0
+
+
+def _zip(arguments: argparse.Namespace) -> int:
+    """Pack the built pages."""
+    from lmgeom.book.downloads import zip_book
+
+    folder = _html(arguments.profile)
+    out = zip_book(folder, folder.parents[2] / "lmgeom-book.zip")
+    print(f"the zip is at {out} ({out.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
 def _gates(arguments: argparse.Namespace) -> int:
     """Run the gates and print their table."""
     from lmgeom.book.gates import run_gates
@@ -90,6 +112,12 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0: any free")
     parser.set_defaults(call=_serve)
+    parser = commands.add_parser("pdf", help="print the built pages to one PDF")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_pdf)
+    parser = commands.add_parser("zip", help="pack the built pages for a reader without a network")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_zip)
     parser = commands.add_parser("screenshots", help="picture pages at four sizes and schemes")
     parser.add_argument("page", nargs="*", help="such as lev/01_spline; all by default")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
@@ -97,19 +125,3 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("test", help="run every gate that CI runs")
     parser.add_argument("only", nargs="*", metavar="GATE", help="only these gates")
     parser.set_defaults(call=_gates)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m lmgeom.book` and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lmgeom.book", description=__doc__)
-    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
-    arguments = parser.parse_args(argv)
-    try:
-        code: int = arguments.call(arguments)
-    except LmgeomError as error:
-        print(f"lmgeom.book: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("lmgeom.book: interrupted", file=sys.stderr, flush=True)
-        return INTERRUPTED
-    return code

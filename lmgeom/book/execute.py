@@ -256,6 +256,10 @@ def execute(
             seconds = future.result()
             _finish(work, item, seconds)
             print(f"  [{done}/{total}] {item.name}: {seconds:.1f} s", flush=True)
+    except BaseException:  # interrupted: end the notebooks that still run, and do not wait for them
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     if failures:

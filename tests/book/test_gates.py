@@ -10,7 +10,6 @@ import zipfile
 import pytest
 
 from lmgeom.book import gates
-from lmgeom.book.command import main
 from lmgeom.errors import BookError, ConfigError
 
 
@@ -93,12 +92,6 @@ def test_browser_gate_may_be_skipped_on_a_laptop_only(monkeypatch, tmp_path, ci)
     expected = BookError if ci else gates.MissingToolError
     with pytest.raises(expected, match="sudo apt install chromium"):
         gates.gate_browser(tmp_path)
-
-
-def test_command_answers_a_wrong_setting_in_one_line(capsys):
-    assert main(["build", "--profile", "smok"]) == 2
-    error = capsys.readouterr().err
-    assert error == "lmgeom.book: unknown profile 'smok', known: smoke, book, gpu\n"
 
 
 def test_wheel_holds_every_module_and_the_figure_style(root, tmp_path):
