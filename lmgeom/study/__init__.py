@@ -17,6 +17,7 @@ from lmgeom.study.statistics import (
     strata_table,
     tokens_to_match,
     trials,
+    weighted_arms,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "strata_table",
     "tokens_to_match",
     "trials",
+    "weighted_arms",
 ]

@@ -3,8 +3,8 @@
 # %% auto #0
 __all__ = ['COLUMNS', 'EDGES', 'BLOCKS', 'STRATA', 'Paired', 'paired', 'arm_values', 'paired_arms', 'trials', 'arm_curves',
            'paired_curve', 'ratios', 'comparison_table', 'tokens_to_match', 'matched_shares', 'paired_slope',
-           'paired_trend', 'factorial_weights', 'factorial_effect', 'stratum', 'stratify', 'Interval', 'Strata',
-           'seed_weights', 'block_weights', 'paired_strata', 'strata_table']
+           'paired_trend', 'factorial_weights', 'weighted_arms', 'factorial_effect', 'stratum', 'stratify', 'Interval',
+           'Strata', 'seed_weights', 'block_weights', 'paired_strata', 'strata_table']
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-imports
 from collections.abc import Mapping, Sequence
@@ -271,6 +271,27 @@ def factorial_weights(factors: Sequence[str], effect: Sequence[str]) -> dict[str
     return weights
 
 
+def weighted_arms(
+    records: Sequence[dict[str, Any]], weights: Mapping[str, float], metric: str
+) -> Paired | None:
+    """Sum the losses of some arms with weights, seed by seed.
+
+    Args:
+        records: Run records of one study.
+        weights: Weight of each arm, one or more.
+        metric: Key of the records' final losses.
+
+    Returns:
+        The sum in nats, or None while fewer than two seeds have all arms.
+    """
+    values = {arm: arm_values(records, arm, metric) for arm in weights}
+    seeds = sorted(set.intersection(*(set(found) for found in values.values())))
+    if len(seeds) < 2:
+        return None
+    sums = [sum(w * values[arm][s] for arm, w in weights.items()) for s in seeds]
+    return paired(sums, [0.0] * len(sums))
+
+
 def factorial_effect(
     records: Sequence[dict[str, Any]], factors: Sequence[str], effect: Sequence[str], metric: str
 ) -> Paired | None:
@@ -288,13 +309,7 @@ def factorial_effect(
     Raises:
         RecordError: `effect` is empty or names something else than a factor.
     """
-    weights = factorial_weights(factors, effect)
-    values = {arm: arm_values(records, arm, metric) for arm in weights}
-    seeds = sorted(set.intersection(*(set(found) for found in values.values())))
-    if len(seeds) < 2:
-        return None
-    sums = [sum(w * values[arm][s] for arm, w in weights.items()) for s in seeds]
-    return paired(sums, [0.0] * len(sums))
+    return weighted_arms(records, factorial_weights(factors, effect), metric)
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-stratify
 EDGES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
