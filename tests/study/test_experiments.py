@@ -121,3 +121,59 @@ def test_the_screened_models_are_those_of_the_study(screening, study, prefix):
         rates = next(iter(arms.values()))
         assert rates >= {0.001, 0.002, 0.004, 0.008}
         assert all(own == rates for own in arms.values())
+
+
+TOGETHER = "combination"
+TRAINS = {"combine-yours", "combine-footer"}
+
+
+def add_up(run, interaction=0.0):
+    """Loss of an arm of the combination in which gains add up, but for LEV and the head."""
+    parts = set(run.arm.split("-"))
+    put = 0.2 * ("lev" in parts) - 0.01 * ("taper" in parts) - 0.1 * ("head" in parts)
+    noise = 0.001 * (hash_of(run.arm) % 3) * run.seed
+    return 6.0 + put + interaction * ({"lev", "head"} <= parts) + 0.1 * run.seed + noise
+
+
+def hash_of(name):
+    """A number that a name always has."""
+    return sum(map(ord, name))
+
+
+def test_the_combination_says_what_is_missing(tmp_path, monkeypatch):
+    space = run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
+    runs = load_study(TOGETHER).runs
+    assert len(space["missing"]) == len(runs)
+    assert set(space["found"]) == {None}
+    assert space["waiting"]
+    assert not space["wrong"]
+
+
+@pytest.mark.parametrize(("interaction", "verdict"), [(0.0, "holds"), (0.2, "fails")])
+def test_the_combination_shows_the_effects_that_were_put_in(
+    tmp_path, monkeypatch, interaction, verdict
+):
+    for run in load_study(TOGETHER).runs:
+        invent(run, add_up(run, interaction), tmp_path)
+    space = run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
+    found = dict(zip(space["EFFECTS"], space["found"], strict=True))
+    assert found[("lev",)].mean == pytest.approx(0.2 + interaction / 2, abs=0.01)
+    assert found[("lev", "head")].mean == pytest.approx(interaction, abs=0.01)
+    assert space["complete"] == [0, 1, 2, 3, 4]
+    claims = load_claims()
+    assert judge(claims["together-lev-head"]).verdict == verdict
+    assert judge(claims["together-lev-taper"]).verdict == "holds"
+
+
+def test_the_combination_refuses_other_rates_than_the_screened(tmp_path, monkeypatch):
+    for run in load_study("leviathan-tied-lr").runs:
+        invent(run, 6.0 + abs(np.log2(run.train.lr / 0.001)), tmp_path)
+    space = run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
+    assert space["of_input"] == {False: 0.001, True: 0.001}
+    for run in load_study("taper-lr").runs:
+        invent(run, 6.0 + abs(np.log2(run.train.lr / 0.002)), tmp_path)
+    space = run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
+    assert set(space["wrong"]) == set(space["ARMS"])
+    invent(load_study(TOGETHER).runs[0], 5.0, tmp_path)
+    with pytest.raises(AssertionError, match="runs with other rates"):
+        run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
