@@ -17,6 +17,7 @@ import yaml
 
 from lmgeom.book.build import chapters
 from lmgeom.book.dependencies import Modules
+from lmgeom.book.library import PACKAGES
 from lmgeom.book.settings import load_profile, notebook_names
 from lmgeom.book.staging import check_parameters
 
@@ -81,7 +82,7 @@ def test_model_parts_know_only_torch(part):
 def test_every_notebook_is_a_chapter_and_every_chapter_exists():
     listed = chapters(ROOT / "book" / "_toc.yml")
     assert len(listed) == len(set(listed))
-    made = {"status"}
+    made = {"status", *(f"reference/{name}" for name in ("index", *PACKAGES))}
     prose = {path.stem for path in (ROOT / "book").glob("*.md")}
     assert set(listed) == set(NOTEBOOKS) | prose | made
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import nbformat
@@ -17,11 +17,13 @@ import yaml
 from lmgeom.book.assets import web_assets
 from lmgeom.book.downloads import offer_notebooks
 from lmgeom.book.execute import Execution, Workspace, executed_notebook
+from lmgeom.book.library import Library
+from lmgeom.book.reference import annotate, reference_pages
 from lmgeom.book.settings import notebook_names
 from lmgeom.errors import BookError
 from lmgeom.study import claims
 
-__all__ = ["assemble", "build", "chapters", "status_page"]
+__all__ = ["assemble", "build", "chapters", "place_sources", "status_page"]
 
 PROSE = ("*.md", "*.bib", "_config.yml", "_toc.yml", "_static/**/*")
 PARTS = {
@@ -134,8 +136,28 @@ def _replace(folder: Path, files: dict[PurePosixPath, bytes]) -> None:
             path.write_bytes(content)
 
 
+def place_sources(
+    work: Workspace, patterns: Iterable[str], made: Mapping[PurePosixPath, bytes]
+) -> None:
+    """Make the folder that Jupyter Book reads hold some of the book's files and some made ones.
+
+    Args:
+        work: Folders of the profile.
+        patterns: Which files below `book` to take.
+        made: Content by path of the other files; web assets are added.
+
+    Raises:
+        BookError: An asset cannot be downloaded.
+    """
+    book = work.root / "book"
+    taken = {path for pattern in patterns for path in book.glob(pattern) if path.is_file()}
+    files = {PurePosixPath(p.relative_to(book).as_posix()): p.read_bytes() for p in taken}
+    files |= {PurePosixPath("_assets/_static") / name: data for name, data in web_assets().items()}
+    _replace(work.sources, files | made)
+
+
 def assemble(work: Workspace) -> None:
-    """Put together the folder that Jupyter Book reads: prose, executed notebooks, web assets.
+    """Put together the folder that Jupyter Book reads: prose, chapters, reference, web assets.
 
     Args:
         work: Folders of the profile, with every notebook executed.
@@ -143,33 +165,31 @@ def assemble(work: Workspace) -> None:
     Raises:
         BookError: A notebook has not been executed, or an asset cannot be downloaded.
     """
-    book = work.root / "book"
-    prose = {path for pattern in PROSE for path in book.glob(pattern) if path.is_file()}
-    files = {PurePosixPath(p.relative_to(book).as_posix()): p.read_bytes() for p in prose}
-    order = chapters(book / "_toc.yml")
+    files: dict[PurePosixPath, bytes] = {}
+    order = chapters(work.root / "book" / "_toc.yml")
     names = notebook_names(work.root)
     if absent := [name for name in names if name not in order]:
         raise BookError(f"book/_toc.yml lacks {', '.join(absent)}")
-    executions = []
+    library, executions = Library(work.root), []
     for name in sorted(names, key=order.index):
         execution = work.execution(name)
         if execution is None:
             raise BookError(f"{name} has not been executed in profile {work.profile}")
         executions.append(execution)
-        content = nbformat.writes(executed_notebook(work, name)) + "\n"
-        files[PurePosixPath(f"{name}.ipynb")] = content.encode()
+        page = annotate(executed_notebook(work, name), name, library)
+        files[PurePosixPath(f"{name}.ipynb")] = (nbformat.writes(page) + "\n").encode()
+    files |= reference_pages(library)
     files[PurePosixPath("status.md")] = status_page(executions).encode()
     files[PurePosixPath("_generated/claims.md")] = claims_page().encode()
-    for name, content in web_assets().items():
-        files[PurePosixPath("_assets/_static") / name] = content
-    _replace(work.sources, files)
+    place_sources(work, PROSE, files)
 
 
-def build(work: Workspace) -> Path:
+def build(work: Workspace, *, strict: bool = True) -> Path:
     """Build the pages; any warning of Sphinx is an error.
 
     Args:
         work: Folders of the profile, assembled.
+        strict: Let warnings count. A part of the book alone refers to pages that are not there.
 
     Returns:
         Path of the front page.
@@ -179,7 +199,7 @@ def build(work: Workspace) -> Path:
     """
     out = work.base / "out"
     command = [Path(sys.executable).with_name("jupyter-book"), "build", work.sources]
-    command += ["--path-output", out, "-W", "-n", "--keep-going", "-q"]
+    command += ["--path-output", out, "-q", *(("-W", "-n", "--keep-going") if strict else ())]
     environment = {**os.environ, "LMGEOM_ROOT": str(work.root)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
