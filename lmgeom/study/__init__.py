@@ -19,8 +19,11 @@ from lmgeom.study.statistics import (
     trials,
     weighted_arms,
 )
+from lmgeom.study.transfer import Carried, carried, size_trials
 
 __all__ = [
+    "Carried",
+    "carried",
     "claims_box",
     "claims_list",
     "comparison_table",
@@ -38,6 +41,7 @@ __all__ = [
     "paired_trend",
     "ratios",
     "record",
+    "size_trials",
     "strata_table",
     "tokens_to_match",
     "trials",

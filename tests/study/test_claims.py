@@ -137,6 +137,10 @@ EVERY_KIND = [RULE, PAIRS, PAIRS | {"kind": "common"}, FLAT]
 EVERY_KIND += [RULE | {"kind": "match"}, RULE | {"kind": "rare", "targets": 500}]
 EVERY_KIND += [RULE | {"kind": "ratio", "metric": "size", "times": 10}]
 EVERY_KIND += [ADDITIVE]
+EVERY_KIND += [
+    {"kind": "transfer", "study": "s", "metric": "val", "better": "x", "rivals": ["y"]}
+    | {"models": ["a", "b"], "margins": {"spread": 0.25}}
+]
 EVERY_KIND += [PAIRS | {"kind": "trend", "pairs": [["x", "y"], ["u", "v"], ["a", "b"]]}]
 
 
