@@ -2,3 +2,34 @@
 if (window.location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
   DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 }
+
+// The theme names two buttons by other words than they show: let a screen reader, and a reader who
+// speaks to the computer, use the words that are there.
+function nameButtons() {
+  document.querySelectorAll(".search-button-field, .theme-switch-button").forEach((button) => {
+    button.removeAttribute("aria-label");
+  });
+  document.querySelectorAll(".theme-switch-button").forEach((button) => {
+    const words = document.createElement("span");
+    words.className = "visually-hidden";
+    words.textContent = "Color mode: ";
+    button.prepend(words);
+  });
+}
+
+// Whatever scrolls by itself can be reached by the Tab key, and only while it does scroll.
+const SCROLLS = ".bd-article :is(pre, table, div.math, .cell_output, .table-scroll, .claims)";
+function markScrolling() {
+  document.querySelectorAll(SCROLLS).forEach((box) => {
+    const scrolls = ["auto", "scroll"].includes(getComputedStyle(box).overflowX);
+    const wide = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+    if (scrolls && wide) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  nameButtons();
+  new ResizeObserver(markScrolling).observe(document.documentElement);
+  document.addEventListener("toggle", markScrolling, true); // a fold opens
+});

@@ -1,6 +1,6 @@
-"""Bring the parts of a page that Sphinx would load from elsewhere: MathJax and the text font.
+"""Bring what pages need from npm: MathJax and the text font, and axe-core, which checks them.
 
-Each comes once, by npm, as a pinned archive whose sha256 is checked; pages then need no network.
+Each comes once, as a pinned archive whose sha256 is checked; pages then need no network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lmgeom.data.packages import Package
 from lmgeom.data.sources import archive
 from lmgeom.errors import BookError
 
-__all__ = ["MATHJAX", "SERIF", "web_assets"]
+__all__ = ["AXE", "MATHJAX", "SERIF", "axe_script", "web_assets"]
 
 MATHJAX = Package(
     name="mathjax",
@@ -30,6 +30,15 @@ SERIF = Package(
     filename="fontsource-variable-source-serif-4-5.3.1.tgz",
     sha256="8c452853c74be1e43e9fbfe76321c26f4678a2d431e93209ff1d9faec03fd96f",
     license="OFL-1.1",
+)
+# For the tests of the pages only: no page holds it.
+AXE = Package(
+    name="axe-core",
+    version="4.14.1",
+    client="npm",
+    filename="axe-core-4.14.1.tgz",
+    sha256="e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
+    license="MPL-2.0",
 )
 # Archive, prefix cut from its names, folder of static files, and the files wanted.
 FILES = (
@@ -64,14 +73,29 @@ def web_assets() -> dict[PurePosixPath, bytes]:
     """
     found: dict[PurePosixPath, bytes] = {}
     for package, prefix, folder, patterns in FILES:
-        path = archive(package, quiet=True)
-        if path is None:
-            raise BookError(
-                f"{package.name} {package.version} is needed for the pages and could not be "
-                "downloaded: is npm installed, and its registry within reach?"
-            )
-        found.update(_members(path, prefix, PurePosixPath(folder), patterns))
+        found.update(_members(_archive(package), prefix, PurePosixPath(folder), patterns))
     return found
+
+
+def axe_script() -> str:
+    """Read axe-core, the script that looks for barriers in a page.
+
+    Raises:
+        BookError: Its archive cannot be had.
+    """
+    (content,) = _members(_archive(AXE), "package", PurePosixPath(), ("axe.min.js",)).values()
+    return content.decode()
+
+
+def _archive(package: Package) -> Path:
+    """Path of a package's archive, downloaded where the cache lacks it."""
+    path = archive(package, quiet=True)
+    if path is None:
+        raise BookError(
+            f"{package.name} {package.version} is needed for the pages and could not be "
+            "downloaded: is npm installed, and its registry within reach?"
+        )
+    return path
 
 
 def _members(

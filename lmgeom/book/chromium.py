@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from lmgeom.errors import BookError
 
@@ -128,6 +129,7 @@ class Chromium:
         self._session = answer["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Performance.enable", timeDomain="threadTicks")
 
     def _message(self, deadline: float) -> dict[str, Any]:
         """Next message of the browser."""
@@ -206,6 +208,17 @@ class Chromium:
             raise BookError(f"JavaScript in the page: {text.splitlines()[0]}")
         return answer["result"].get("value")
 
+    def work(self) -> float:
+        """Seconds the page's main thread has worked; a busy machine hardly lengthens them."""
+        metrics = self.call("Performance.getMetrics")["metrics"]
+        return next(float(m["value"]) for m in metrics if m["name"] == "TaskDuration")
+
+    def files(self) -> set[Path]:
+        """Files on disk that the page just opened has asked for, itself among them."""
+        sent = (e["params"] for e in self.events if e["method"] == "Network.requestWillBeSent")
+        urls = (urlsplit(parameters["request"]["url"]) for parameters in sent)
+        return {Path(unquote(url.path)) for url in urls if url.scheme == "file"}
+
     def resize(self, width: int, height: int) -> None:
         """Set the size of the window, in CSS pixels."""
         self.call(
@@ -215,7 +228,7 @@ class Chromium:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self._settle()
+        self.settle()
 
     def prefer(self, scheme: str) -> None:
         """Set the reader's preferred color scheme, light or dark, and let the page follow."""
@@ -226,9 +239,9 @@ class Chromium:
             f" for (let i = 0; i < 100 && theme() && theme() !== '{scheme}'; i++)"
             " await new Promise(done => setTimeout(done, 20)); })()"
         )
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for the transitions that a change of size or scheme starts."""
         self.evaluate(
             "(async () => { const frame = () => new Promise(requestAnimationFrame);"

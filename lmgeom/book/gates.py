@@ -15,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmgeom.book.accessibility import keyboard_faults
 from lmgeom.book.build import assemble, build
 from lmgeom.book.chromium import HOW_TO_GET, find_chromium
+from lmgeom.book.cost import report
 from lmgeom.book.execute import Workspace, execute
 from lmgeom.book.pages import audit, broken_links, html_pages, search_faults
 from lmgeom.book.pipeline import prepare_claims, prepare_data
@@ -201,7 +203,11 @@ def gate_browser(root: Path) -> None:
         if os.environ.get("CI", "").lower() in ("true", "1"):
             raise BookError(HOW_TO_GET)
         raise MissingToolError(HOW_TO_GET)
-    if faults := audit(pages, folder) + search_faults(folder, "embedding"):
+    workers = load_profile(root, PROFILE).workers
+    faults, costs = audit(pages, folder, workers)
+    print(report(costs))
+    faults += search_faults(folder, "embedding") + keyboard_faults(folder)
+    if faults:
         raise BookError("\n".join([f"{len(faults)} fault(s) on {len(pages)} pages", *faults]))
 
 

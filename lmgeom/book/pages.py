@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from lmgeom.book.accessibility import violations
 from lmgeom.book.chromium import Chromium
+from lmgeom.book.cost import Cost, measure
 
-__all__ = ["audit", "broken_links", "html_pages", "screenshots", "search_faults"]
+__all__ = ["Audit", "audit", "broken_links", "html_pages", "screenshots", "search_faults"]
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
 LOCAL = ("file", "data", "blob", "about", "chrome-extension")
@@ -95,33 +99,45 @@ def _outside_and_errors(browser: Chromium) -> list[str]:
     return found
 
 
-def inspect(browser: Chromium, page: Path) -> list[str]:
+def inspect(browser: Chromium, page: Path, folder: Path) -> tuple[Cost, list[str]]:
     """Open one page at desktop and phone width, light and dark, and list its faults.
 
     Args:
         browser: An open browser.
         page: An HTML file.
+        folder: The book's folder.
 
     Returns:
-        One line a fault: TeX errors, broken images, images without alternative text, requests
-        outside, script errors, horizontal overflow, and text no lighter than a dark page.
+        What the page costs, and one line a fault: TeX errors, broken images, images without
+        alternative text, requests outside, script errors, horizontal overflow, barriers that axe
+        finds, text no lighter than a dark page, and costs above their limits.
     """
     browser.prefer("light")
     browser.resize(*DESKTOP)
     browser.open(page)
-    found = [f"TeX error: {text}" for text in browser.evaluate(TEX_ERRORS)]
+    cost = measure(browser, page, folder)
+    if cost.faults():  # once more, so that a moment's hitch of the machine is no fault
+        browser.open(page)
+        cost = min(cost, measure(browser, page, folder), key=lambda cost: cost.work)
+    found = cost.faults()
+    found += [f"TeX error: {text}" for text in browser.evaluate(TEX_ERRORS)]
     found += [f"formula not set: {text}" for text in browser.evaluate(RAW_TEX)]
     found += [f"broken image: {source}" for source in browser.evaluate(BROKEN_IMAGES)]
     found += [f"image without alt text: {source}" for source in browser.evaluate(NO_ALT)]
     found += [f"desktop: {text}" for text in browser.evaluate(OVERFLOW)]
     if browser.evaluate(TEXT_IS_LIGHTER):
         found.append("light mode: the text is lighter than the page")
+    found += [f"light, desktop: {text}" for text in violations(browser)]
+    if page == folder / "index.html":  # what only a wide window shows is the same on every page
+        browser.prefer("dark")
+        found += [f"dark, desktop: {text}" for text in violations(browser)]
     browser.resize(*PHONE)
     found += [f"phone: {text}" for text in browser.evaluate(OVERFLOW)]
     browser.prefer("dark")
     if not browser.evaluate(TEXT_IS_LIGHTER):
         found.append("dark mode: the text is darker than the page")
-    return found + _outside_and_errors(browser)
+    found += [f"dark, phone: {text}" for text in violations(browser)]
+    return cost, found + _outside_and_errors(browser)
 
 
 def search_faults(folder: Path, word: str) -> list[str]:
@@ -148,21 +164,45 @@ def search_faults(folder: Path, word: str) -> list[str]:
         return [f"search.html: {fault}" for fault in faults + _outside_and_errors(browser)]
 
 
-def audit(pages: Iterable[Path], folder: Path) -> list[str]:
-    """Open pages in one browser and list all their faults.
+class Audit(NamedTuple):
+    """What looking at pages found.
+
+    Attributes:
+        faults: Lines `page: fault`; none for a good book.
+        costs: What each page costs its reader.
+    """
+
+    faults: list[str]
+    costs: list[Cost]
+
+
+def audit(pages: Iterable[Path], folder: Path, workers: int = 1) -> Audit:
+    """Open pages and list all their faults and costs.
 
     Args:
         pages: HTML files.
         folder: The book's folder, to name pages by.
+        workers: Browsers at a time.
 
     Returns:
-        Lines `page: fault`; none for a good book.
+        Faults and costs, in order of the pages.
 
     Raises:
         BookError: There is no browser, or it stopped.
     """
-    with Chromium() as browser:
-        return [f"{p.relative_to(folder)}: {x}" for p in pages for x in inspect(browser, p)]
+    pages = list(pages)
+
+    def look(share: list[Path]) -> dict[Path, tuple[Cost, list[str]]]:
+        with Chromium() as browser:
+            return {page: inspect(browser, page, folder) for page in share}
+
+    with ThreadPoolExecutor(workers) as pool:
+        shares = [pages[k::workers] for k in range(workers) if pages[k::workers]]
+        found = {page: seen for part in pool.map(look, shares) for page, seen in part.items()}
+    return Audit(
+        [f"{page.relative_to(folder)}: {fault}" for page in pages for fault in found[page][1]],
+        [found[page][0] for page in pages],
+    )
 
 
 def screenshots(pages: Iterable[Path], folder: Path, out: Path) -> list[Path]:

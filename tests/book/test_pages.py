@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lmgeom.book.accessibility import keyboard_faults, walk
 from lmgeom.book.build import build, chapters, status_page
 from lmgeom.book.chromium import Chromium
+from lmgeom.book.cost import Cost, measure, report
 from lmgeom.book.execute import Execution, Workspace
 from lmgeom.book.pages import audit, broken_links, html_pages, screenshots, search_faults
 from lmgeom.errors import BookError
@@ -37,7 +39,9 @@ def page(tmp_path):
 def test_good_page_has_no_fault(page, tmp_path):
     body = f'<h1>Title</h1><p>Text</p><img src="{DOT}" alt="a dot">'
     body += '<div style="overflow-x: auto"><div style="width: 3000px">wide</div></div>'
-    assert audit([page(body)], tmp_path) == []
+    faults, (cost,) = audit([page(body)], tmp_path)
+    assert faults == []
+    assert cost.page == "index.html"
 
 
 @pytest.mark.usefixtures("chromium")
@@ -55,23 +59,95 @@ def test_good_page_has_no_fault(page, tmp_path):
         ("<script>console.error('broken')</script>", "console error: broken"),
         ("<div style='width: 600px'>wide</div>", "phone: the page is 600 px wide"),
         ("<div style='width: 2000px'>wide</div>", "desktop: the page is 2000 px wide"),
+        (
+            "<button></button>",
+            "light, desktop: button-name (critical) at 1 place(s), such as button",
+        ),
+        ("<p style='color: #aaa'>pale</p>", "light, desktop: color-contrast (serious)"),
+        ("<p style='color: #555'>dim</p>", "dark, desktop: color-contrast (serious)"),
+        ("<p style='color: #555'>dim</p>", "dark, phone: color-contrast (serious)"),
+        (f"<!-- {'x' * 2_000_000} -->", "the page has 2.00 MB of its own, above 2"),
     ],
 )
 def test_fault_is_found(page, tmp_path, body, fault):
-    found = audit([page(body)], tmp_path)
+    found = audit([page(body)], tmp_path).faults
     assert any(line.startswith(f"index.html: {fault}") for line in found), found
 
 
 @pytest.mark.usefixtures("chromium")
 def test_text_cut_off_at_the_edge_is_found(page, tmp_path):
     path = page("<p style='margin-left: -60px'>cut</p>", "main { overflow: hidden }")
-    assert audit([path], tmp_path)[-1] == "index.html: phone: p sticks out of 390 px"
+    assert audit([path], tmp_path).faults[-1] == "index.html: phone: p sticks out of 390 px"
 
 
 @pytest.mark.usefixtures("chromium")
 def test_page_that_does_not_follow_the_dark_scheme_is_found(page, tmp_path):
     path = page("<p>Text</p>", "html[data-theme=dark] body { color: #000; background: #fff }")
-    assert audit([path], tmp_path) == ["index.html: dark mode: the text is darker than the page"]
+    expected = ["index.html: dark mode: the text is darker than the page"]
+    assert audit([path], tmp_path).faults == expected
+
+
+@pytest.mark.usefixtures("chromium")
+def test_two_browsers_find_what_one_finds_in_the_order_of_the_pages(page, tmp_path):
+    names = ["c.html", "a.html", "b.html"]
+    pages = [page("<button></button>", name=name) for name in names]
+    faults, costs = audit(pages, tmp_path, workers=2)
+    assert [line.partition(":")[0] for line in faults[::2]] == names
+    assert [cost.page for cost in costs] == names
+
+
+@pytest.mark.usefixtures("chromium")
+def test_cost_counts_what_a_page_has_of_its_own_and_what_it_shares(page, tmp_path):
+    (tmp_path / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page("", name="_static/style.css")
+    path = page("<link rel='stylesheet' href='_static/style.css'><img src='a.svg' alt='a'>")
+    busy = page("<script>for (let i = 0; i < 3e8; i++) Math.sqrt(i)</script>", name="busy.html")
+    with Chromium() as browser:
+        browser.open(path)
+        cost = measure(browser, path, tmp_path)
+        browser.open(busy)
+        other = measure(browser, busy, tmp_path)
+    assert cost.own == path.stat().st_size + (tmp_path / "a.svg").stat().st_size
+    assert cost.shared == (tmp_path / "_static" / "style.css").stat().st_size
+    assert 0 < cost.work < other.work <= other.wall
+
+
+def test_slow_page_is_a_fault_and_the_report_begins_with_it():
+    costs = [Cost(f"{k}.html", 1000 * k, 0, 0.5 * k, 1.0) for k in range(7)]
+    assert [cost.faults() for cost in costs[:5]] == [[]] * 5
+    assert costs[5].faults() == ["the page answers after 2.50 s of work, above 2"]
+    lines = report(costs).splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [f"{k}.html" for k in (6, 5, 4, 3, 2)]
+
+
+STUCK = "<script>onkeydown = e => { if (e.key === 'Enter') e.preventDefault() }</script>"
+FOLD = "<details><summary>numbers</summary><p>1, 2, 3</p></details>"
+
+
+@pytest.mark.usefixtures("chromium")
+@pytest.mark.parametrize(
+    ("body", "style", "faults"),
+    [
+        (FOLD, "", []),
+        (FOLD, "summary { outline: none }", ["the focus of the fold cannot be seen"]),
+        (f"{FOLD}{STUCK}", "", ["Enter does not work the fold"]),
+        (f"{FOLD}<a href='#x' tabindex='-1' id='x'>x</a>", "",
+         ["Tab does not reach 1 place(s) of the kind: link of the text"]),
+    ],
+)  # fmt: skip
+def test_keyboard_alone(page, body, style, faults):
+    with Chromium() as browser:
+        met, found = walk(browser, page(body, style))
+    assert "fold" in {control.name for control in met}
+    assert found == faults
+
+
+@pytest.mark.usefixtures("chromium")
+def test_kind_of_control_that_no_page_has_is_a_fault(page, tmp_path):
+    page(FOLD)
+    found = keyboard_faults(tmp_path, ["index.html"])
+    assert "keyboard: no search on any page" in found
+    assert not any("fold" in fault for fault in found)
 
 
 @pytest.mark.usefixtures("chromium")
