@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import configparser
 import itertools
-import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -158,57 +157,6 @@ def test_pinned_versions_satisfy_the_requirements():
         if (package := canonicalize_name(requirement.name)) != project["name"]:
             assert requirement.specifier.contains(pins[package]), text
     assert {"nbdev", "fastcore", "execnb", "ghapi", "torch"} <= pins.keys()
-
-
-# ------------------------------------------------------------------ rhythm
-LONGEST = 80  # lines of code in one cell: a whole class
-MEDIAN = {"lev": 10, "head": 12}  # lines of code in half of a chapter's cells, at most
-HAS_DOCSTRING = (ast.FunctionDef, ast.ClassDef)
-
-
-def code_lines(source: str) -> int:
-    """Lines of a code cell that are neither empty, nor a directive, nor in a docstring."""
-    lines = source.splitlines()
-    kept = {i for i, line in enumerate(lines, 1) if line.strip() and not line.startswith("#|")}
-    for node in ast.walk(ast.parse(source)):
-        text = node.body[0] if isinstance(node, HAS_DOCSTRING) and node.body else None
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            kept -= set(range(text.lineno, text.end_lineno + 1))
-    return len(kept)
-
-
-def rhythm(name: str) -> dict[str, float]:
-    """Figures of a chapter's rhythm."""
-    lines = [
-        code_lines(cell.source)
-        for cell in cells(name)
-        if not cell.source.lstrip().startswith(("#| default_exp", "#| hide"))
-    ]
-    words = [len(cell.source.split()) for cell in cells(name, "markdown")]
-    ordered = sorted(lines)
-    return {
-        "cells": len(cells(name)) + len(words),
-        "median lines": statistics.median(lines),
-        "nine in ten": ordered[int(0.9 * (len(ordered) - 1))],
-        "longest": ordered[-1],
-        "words a text cell": statistics.median(words),
-    }
-
-
-def test_rhythm_is_printed_and_stays_in_its_limits(capsys):
-    figures = {name: rhythm(name) for name in NOTEBOOKS}
-    with capsys.disabled():
-        print()
-        for name, row in figures.items():
-            text = ", ".join(f"{key} {value:g}" for key, value in row.items())
-            print(f"rhythm {name}: {text}")
-    for name, row in figures.items():
-        assert row["longest"] <= LONGEST, name
-        part = name.partition("/")[0]
-        if part in MEDIAN:  # the derivations, where a reader needs the rhythm most
-            assert row["median lines"] <= MEDIAN[part], name
-            assert row["nine in ten"] <= 18, name
-            assert 20 <= row["words a text cell"] <= 80, name
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

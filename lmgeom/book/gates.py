@@ -22,6 +22,7 @@ from lmgeom.book.cost import report
 from lmgeom.book.execute import Workspace, execute
 from lmgeom.book.pages import audit, broken_links, html_pages, search_faults
 from lmgeom.book.pipeline import prepare_claims, prepare_data
+from lmgeom.book.rhythm import check_rhythm
 from lmgeom.book.settings import load_profile, notebook_names, notebook_path
 from lmgeom.errors import BookError, ConfigError, LmgeomError
 
@@ -224,6 +225,7 @@ def gate_pytest(root: Path) -> str:
 GATES: dict[str, Callable[[Path], str | None]] = {
     "ruff": gate_ruff,
     "export": check_export,
+    "rhythm": check_rhythm,
     "notebooks": gate_notebooks,
     "nbdev-test": gate_nbdev,
     "book": gate_book,
