@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .config import Config
+from .distributed import gather, once, share
 from .model import LanguageModel
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-model-tensors
@@ -151,6 +152,20 @@ def steps(folder: str | Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, _, path in sorted(found)]
 
 
+def _save(final: Path, files: dict[str, dict[str, Tensor]], state: dict, keep: int) -> None:
+    """Publish a checkpoint, then delete all up to its step but the newest `keep`."""
+    try:
+        _publish(final, files, state)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot save step {state['step']} in {final.parent}: {error}; "
+            "earlier checkpoints are untouched"
+        ) from error
+    older = [path for number, path in steps(final.parent) if number <= state["step"]]
+    for path in older[: -max(1, keep)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def save(
     folder: str | Path,
     step: int,
@@ -161,6 +176,9 @@ def save(
     keep: int = 2,
 ) -> Path:
     """Write a whole checkpoint or nothing, then delete all but the newest `keep`.
+
+    Where several ranks share a run all of them call this; rank 0 gathers what is sharded and
+    writes.
 
     Args:
         folder: The run's folder; one run at a time writes in it.
@@ -183,16 +201,9 @@ def save(
     if optimizer is not None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         files[FILES[1]], state["optimizer"] = optimizer_tensors(optimizer, names)
+    files = {name: gather(content) for name, content in files.items()}
     final = Path(folder) / f"step-{step:08d}"
-    try:
-        _publish(final, files, state)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot save step {step} in {folder}: {error}; earlier checkpoints are untouched"
-        ) from error
-    older = [path for number, path in steps(folder) if number <= step]
-    for path in older[: -max(1, keep)]:
-        shutil.rmtree(path, ignore_errors=True)
+    once(lambda: _save(final, files, state, keep))
     return final
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-check-file
@@ -329,7 +340,7 @@ def _read_model(checkpoint: Checkpoint, model: nn.Module) -> list[tuple[Tensor, 
                 raise CheckpointError(f"{checkpoint.path} {problem} {sorted(names)[0]!r}")
         if checkpoint.tied != tied:
             raise CheckpointError(f"{checkpoint.path} ties {checkpoint.tied}, the model {tied}")
-        loaded = {name: file.get_tensor(name) for name in tensors}
+        loaded = {name: share(file.get_tensor(name), like) for name, like in tensors.items()}
     for name, tensor in tensors.items():
         got, right = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (loaded[name], tensor))
         if got != right:
@@ -354,14 +365,17 @@ def _read_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict:
     """Return the stored state in the form of `state_dict`, after all names agree."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    owners = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in owners.items()}
     members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     saved = _saved_groups(checkpoint)
     if [group["params"] for group in saved] != members:
         raise CheckpointError(f"{checkpoint.path} holds no state for these parameter groups")
     entries = dict(checkpoint.optimizer["values"])
     with _open(checkpoint.path / FILES[1]) as file:
-        entries |= {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        for flat in file.keys():  # noqa: SIM118
+            like = owners.get(flat.rpartition(".")[0])
+            entries[flat] = share(file.get_tensor(flat), like).clone()
     order = {name: index for index, name in enumerate(n for group in members for n in group)}
     state: dict[int, dict] = {}
     for flat, value in entries.items():

@@ -6,6 +6,7 @@ __all__ = ['DECAYED', 'BODY_RULES', 'role', 'parameter_groups', 'adamw', 'hidden
 # %% ../../nbs/lm/04_optim.ipynb #optim-imports
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from ..head.optimizer import HEAD_RULES, HeadRule, Together, norm_radius
 from .config import TiedHead, require
+from .distributed import ShardedMuon, is_sharded
 from ..mixers import hope
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-role
@@ -93,6 +95,11 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [m.weight for m in model.blocks.modules() if isinstance(m, nn.Linear)]
 
 
+def _muon(params: Iterable[nn.Parameter]) -> type[torch.optim.Muon]:
+    """Choose the Muon that works on these matrices, whole or sharded."""
+    return ShardedMuon if any(map(is_sharded, params)) else torch.optim.Muon
+
+
 def _take(groups: list[dict], params: Iterable) -> tuple[list[dict], list[dict]]:
     """Split groups into those of some parameters and those of the others."""
     chosen, taken, left = {id(p) for p in params}, [], []
@@ -154,11 +161,14 @@ def make_optimizer(
     if head_optimizer != "adamw" or head_lr is not None or options:
         head, groups = _take(groups, [model.head.weight])
         rule, size = HEAD_RULES[head_optimizer], lr if head_lr is None else head_lr
+        if rule.build is torch.optim.Muon:
+            rule = replace(rule, build=_muon([model.head.weight]))
         shared = {"weight_decay": weight_decay, "betas": betas}
         parts.append(_head_part(model, head, rule, size, options, **shared))
     if body_optimizer == "muon":
         matrices, groups = _take(groups, hidden_matrices(model))
-        parts.append(torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"))
+        muon = _muon(hidden_matrices(model))
+        parts.append(muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"))
     parts.append(torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True))
     optimizer = Together(*parts) if len(parts) > 1 else parts[0]
     if level_periods:

@@ -1,0 +1,72 @@
+"""Trainings that `test_distributed` compares: torchrun makes them use its ranks, else one."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from lmgeom.data import synthetic
+from lmgeom.lm.config import Config
+from lmgeom.lm.distributed import process_group, rank, whole
+from lmgeom.lm.model import LanguageModel
+from lmgeom.lm.train import TrainConfig, train
+
+# 63 rows do not divide among 2 ranks, and with one head of LEV a rank holds none of its splines.
+TIED = Config(63, 16, 2, 2, 16, 30)
+UNTIED = Config(63, 16, 2, 2, 16, 30, head="untied")
+LEV = {"n_digits": 2, "seed_dim": 4, "n_knots": 4, "rank": 2, "heads": 1}
+COMPUTED = Config(63, 16, 2, 2, 16, 30, input="lev", input_options=LEV, head="untied")
+CHAIN = Config(63, 16, 2, 2, 16, 32, mixer="hope-attention", mixer_options={"levels": 2})
+DATA = synthetic(63, seed=0, n_tokens=2000)
+RUN = {"steps": 4, "batch_size": 4, "context": 16, "warmup": 1, "lr": 1e-2, "clip": 0.5}
+RULES = {
+    "adamw": (TIED, {}),
+    "muon": (TIED, {"body_optimizer": "muon"}),
+    "head-adamw": (COMPUTED, {"head_lr": 3e-3}),
+    "head-muon": (UNTIED, {"body_optimizer": "muon", "head_optimizer": "muon", "head_lr": 3e-3}),
+    "rownorm": (TIED, {"head_optimizer": "rownorm", "head_lr": 0.3}),
+    "sign": (UNTIED, {"head_optimizer": "sign", "head_lr": 0.3}),
+    "equispread": (UNTIED, {"head_optimizer": "equispread", "head_lr": 0.3}),
+    "equispread-tied": (
+        TIED,
+        {
+            "head_optimizer": "equispread",
+            "head_lr": 0.3,
+            "head_options": {"whiten": 0.5, "sweeps": 2, "cap": True, "vocab_size": 60},
+        },
+    ),
+    "levels": (CHAIN, {"level_periods": [1, 3]}),
+    "pieces": (COMPUTED, {"accumulation": 2, "loss_chunk": 5}),
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def run(rule: str, dtype: str, shard: str = "ddp", **options):
+    """Train one case; gives the losses and the final weights."""
+    config, settings = RULES[rule]
+    torch.manual_seed(0)
+    model = LanguageModel(config).to(DTYPES[dtype])
+    settings = RUN | settings | {"shard": shard}
+    result = train(model, DATA, TrainConfig(**settings), quiet=True, **options)
+    weights = {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
+    return [[e["loss"], e["grad_norm"], e["tokens"]] for e in result.history], weights
+
+
+def main(out: Path) -> None:
+    """Run every case on all ranks and leave its losses and weights in a folder."""
+    torch.set_num_threads(1)
+    with process_group("cpu"):
+        for rule in RULES:
+            for dtype in DTYPES:
+                for shard in ("ddp", "fsdp"):
+                    losses, weights = run(rule, dtype, shard)
+                    if rank() == 0:
+                        save_file(weights, out / f"{rule}-{dtype}-{shard}.safetensors")
+                        text = json.dumps(losses)
+                        (out / f"{rule}-{dtype}-{shard}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
