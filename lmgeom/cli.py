@@ -19,24 +19,18 @@ from typing import Any
 
 from lmgeom import __version__
 from lmgeom.book.command import add_commands as add_book_commands
+from lmgeom.console import columns, number
 from lmgeom.errors import BookError, CheckpointError, ConfigError, LmgeomError
+from lmgeom.study_command import add_commands as add_study_commands
 
 DATA = "a source, or a folder that `data prepare` wrote (default: %(default)s)"
-
-
-def _columns(rows: Sequence[Sequence[Any]]) -> str:
-    """Lay rows of words out in columns, as wide as their widest word."""
-    text = [[("-" if cell is None else str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in text)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _data_list(args: argparse.Namespace) -> None:
     from lmgeom import data
 
     rows = data.list_sources()
-    print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
+    print(columns([list(rows[0]), *(list(row.values()) for row in rows)]))
 
 
 def _data_fetch(args: argparse.Namespace) -> int:
@@ -95,7 +89,7 @@ def _params(args: argparse.Namespace) -> None:
         print(json.dumps(facts[named[0]] if one else facts, indent=1))
     elif one:
         rows = [(part, f"{count:,}", f"{share:.2%}") for part, count, share in one.rows()]
-        print(_columns([("part", "parameters", "share"), *rows]))
+        print(columns([("part", "parameters", "share"), *rows]))
         print(f"overhead against the tied model of this shape: {one.overhead:+.3%}")
         print(f"forward FLOPs a token: {one.flops:,}, and {one.input_flops:,} a distinct id")
     else:
@@ -105,7 +99,7 @@ def _params(args: argparse.Namespace) -> None:
             counts = (f"{count:,}" for _, count, _ in budget.rows())
             flops = f"{budget.flops:,}", f"{budget.input_flops:,}"
             table.append((name, *counts, f"{budget.overhead:+.3%}", *flops))
-        print(_columns(table))
+        print(columns(table))
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -213,7 +207,7 @@ def _eval_tasks(args: argparse.Namespace) -> None:
         (score.task, score.metric, f"{score.value:.4f}", error, score.items)
         for score, error in zip(scores, errors, strict=True)
     ]
-    print(_columns([("task", "metric", "value", "stderr", "items"), *rows]))
+    print(columns([("task", "metric", "value", "stderr", "items"), *rows]))
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -251,7 +245,7 @@ def _eval(args: argparse.Namespace) -> None:
         for name, e in found.items()
     ]
     head = ("split", "nats/token", "stderr", "bits/byte", "tokens", "documents")
-    print(_columns([head, *rows]))
+    print(columns([head, *rows]))
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -264,68 +258,6 @@ def _export(args: argparse.Namespace) -> None:
         corpus = data.corpus(args.data, tokenizer or "bpe-16k")
     vocabulary = corpus.tokenizer if corpus else _tokenizer(Path(args.checkpoint), tokenizer)
     print(hub.export(args.checkpoint, args.out, vocabulary, corpus))
-
-
-def _study_list(args: argparse.Namespace) -> None:
-    from lmgeom.study.run import load_study, status, studies
-
-    rows = []
-    for name in studies():
-        study = load_study(name)
-        done = sum(row["state"] == "done" for row in status(study))
-        rows.append((name, f"{done}/{len(study.runs)}", study.question))
-    print(_columns([("study", "done", "question"), *rows]))
-
-
-def _study_show(args: argparse.Namespace) -> None:
-    from lmgeom.study.run import load_study, status
-
-    folder = Path(args.results) if args.results else None
-    rows = status(load_study(args.study), folder)
-    print(_columns([list(rows[0]), *(list(row.values()) for row in rows)]))
-
-
-def _study_run(args: argparse.Namespace) -> int:
-    from lmgeom.study.run import execute, load_study, run_study, studies
-
-    folder = Path(args.results) if args.results else None
-    if args.run:
-        if args.study is None:
-            raise ConfigError("--run needs the name of its study")
-        execute(load_study(args.study).run(args.run), folder)
-        return 0
-    if (args.study is None) == (not args.all):
-        raise ConfigError("name one study, or give --all")
-    failed = []
-    for name in studies() if args.all else [args.study]:
-        failed += run_study(load_study(name), workers=args.workers, folder=folder)
-    return 1 if failed else 0
-
-
-def _study_claims(args: argparse.Namespace) -> int:
-    from lmgeom.study.claims import check_tests, judge, load_claims
-
-    claims = load_claims()
-    outcomes = check_tests(claims.values()) if args.check else None
-    verdicts = {name: judge(claim, outcomes=outcomes) for name, claim in claims.items()}
-    print(_columns([(name, v.verdict, v.evidence) for name, v in verdicts.items()]))
-    return 1 if outcomes and "failed" in outcomes.values() else 0
-
-
-def _number(kind: type, least: float) -> Any:
-    """Make an argument type that accepts numbers of at least `least`."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not value >= least:
-            word = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {word} of at least {least:g}")
-        return value
-
-    return parse
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -357,7 +289,7 @@ def _add_data(commands: Any) -> None:
     verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
     verb.add_argument("--tokenizer", default="bpe-16k", help="tokenizer (default: %(default)s)")
     verb.add_argument("--out", type=_path, help="folder to write (default: in the cache)")
-    verb.add_argument("--max-bytes", type=_number(int, 1), help="stop after so much text")
+    verb.add_argument("--max-bytes", type=number(int, 1), help="stop after so much text")
     verb.add_argument("--dataset", help="a mirror of a Hub source: another id, or a local folder")
     verb.add_argument(
         "--no-streaming", dest="streaming", action="store_false", help="download the whole data set"
@@ -380,14 +312,14 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
     parser.add_argument("--out", required=True, type=_path, help="folder of checkpoints and log")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    whole, positive = _number(int, 1), _number(float, 0.0)
+    whole, positive = number(int, 1), number(float, 0.0)
     parser.add_argument("--steps", type=whole, required=True, help="optimizer steps")
     parser.add_argument("--batch-size", type=whole, default=8, help="sequences (default: 8)")
     parser.add_argument("--accumulation", type=whole, help="batches a step")
     parser.add_argument("--context", type=whole, help="tokens a sequence (default: the model's)")
     parser.add_argument("--lr", type=positive, required=True, help="peak learning rate")
     parser.add_argument(
-        "--warmup", type=_number(int, 0), help="rising steps (default: 100, at most a fifth)"
+        "--warmup", type=number(int, 0), help="rising steps (default: 100, at most a fifth)"
     )
     parser.add_argument("--weight-decay", type=positive, help="decoupled decay (default: 0.1)")
     parser.add_argument("--clip", type=positive, help="largest gradient norm")
@@ -401,7 +333,7 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--head-option", dest="head_options", help=word, **option)
     word = "steps between two moves of each level of a continuum memory"
     parser.add_argument("--level-periods", type=whole, nargs="+", metavar="STEPS", help=word)
-    parser.add_argument("--seed", type=_number(int, 0), help="weights and token order")
+    parser.add_argument("--seed", type=number(int, 0), help="weights and token order")
     parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
     parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
     parser.add_argument("--device", help="cpu, cuda or auto")
@@ -416,8 +348,8 @@ def _add_model(commands: Any) -> None:
     what.add_argument("--splits", help="comma-separated names (default: all)")
     word = "comma-separated tasks of the evaluation harness, asked in place of the splits"
     what.add_argument("--tasks", help=word)
-    parser.add_argument("--limit", type=_number(int, 1), help="questions a task (default: all)")
-    parser.add_argument("--max-tokens", type=_number(int, 1), help="tokens a split")
+    parser.add_argument("--limit", type=number(int, 1), help="questions a task (default: all)")
+    parser.add_argument("--max-tokens", type=number(int, 1), help="tokens a split")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_eval)
 
@@ -432,7 +364,7 @@ def _add_model(commands: Any) -> None:
     )
     parser.add_argument("--top-k", type=whole, help="draw from so many likeliest tokens")
     parser.add_argument("--top-p", type=positive, help="draw from the fewest tokens so probable")
-    parser.add_argument("--seed", type=_number(int, 0), help="for the same text again")
+    parser.add_argument("--seed", type=number(int, 0), help="for the same text again")
     word = "the run's, unless named: a folder of `data prepare`, a file, or gpt2, llama3, ..."
     parser.add_argument("--tokenizer", help=word)
     parser.set_defaults(call=_generate)
@@ -449,27 +381,6 @@ def _add_hub(commands: Any) -> None:
     parser.set_defaults(call=_export)
 
 
-def _add_study(commands: Any) -> None:
-    parser = commands.add_parser("study", help="run studies and judge claims")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verb = verbs.add_parser("list", help="the studies and how much of each is done")
-    verb.set_defaults(call=_study_list)
-    verb = verbs.add_parser("show", help="the runs of one study")
-    verb.add_argument("study", help="a name of `lmgeom study list`, or a YAML file")
-    verb.add_argument("--results", help="folder of records (default: book/results)")
-    verb.set_defaults(call=_study_show)
-    verb = verbs.add_parser("run", help="run what has no record yet; resumes what was cut off")
-    verb.add_argument("study", nargs="?", help="a name of `lmgeom study list`, or a YAML file")
-    verb.add_argument("--all", action="store_true", help="every study of the book")
-    verb.add_argument("--run", help="only this run, in this process")
-    verb.add_argument("--workers", type=_number(int, 1), default=2, help="default: %(default)s")
-    verb.add_argument("--results", help="folder of records (default: book/results)")
-    verb.set_defaults(call=_study_run)
-    verb = verbs.add_parser("claims", help="every claim with its computed verdict")
-    verb.add_argument("--check", action="store_true", help="first run the tests behind them")
-    verb.set_defaults(call=_study_claims)
-
-
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command."""
     top = argparse.ArgumentParser(prog="lmgeom", description=__doc__.partition("\n")[0])
@@ -478,7 +389,8 @@ def parser() -> argparse.ArgumentParser:
     _add_data(commands)
     _add_model(commands)
     _add_hub(commands)
-    _add_study(commands)
+    study = commands.add_parser("study", help="run studies, compare with them and judge claims")
+    add_study_commands(study.add_subparsers(dest="verb", required=True, metavar="VERB"))
     book = commands.add_parser("book", help="build, serve, picture and check the book")
     add_book_commands(book.add_subparsers(dest="verb", required=True, metavar="VERB"))
     return top

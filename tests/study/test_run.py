@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import fields
 
@@ -13,10 +14,11 @@ import yaml
 
 from lmgeom import data
 from lmgeom.errors import ConfigError, RecordError
-from lmgeom.lm.config import Config
+from lmgeom.lm.config import Config, parameters
 from lmgeom.lm.model import LanguageModel
 from lmgeom.lm.optim import schedule
-from lmgeom.study.records import load_records, only_writer
+from lmgeom.study import run as run_module
+from lmgeom.study.records import load_records, only_writer, record
 from lmgeom.study.run import (
     depth_profile,
     execute,
@@ -26,6 +28,7 @@ from lmgeom.study.run import (
     run_study,
     status,
     studies,
+    time_left,
 )
 from lmgeom.study.statistics import stratum
 from lmgeom.taper import Alignment, alignment
@@ -92,19 +95,22 @@ def test_changes_make_another_study_of_it(book):
         ({"model": {"preset": "tied-huge"}}, "tied-huge"),
         ({"name": "../x"}, r"name '\.\./x' needs"),
         ({"arms": {"a/b": {}}}, "name 'a/b' needs"),
-        ({"arms": []}, r"arms=\[\] must be a dict"),
+        ({"arms": []}, r"arms=\[\] must be a mapping"),
         ({"seeds": 3}, "seeds=3 must be a list"),
         ({"seeds": [0, 0]}, "must be different integers"),
-        ({"evaluation": None}, "evaluation=None must be a dict"),
+        ({"evaluation": None}, "evaluation=None must be a mapping"),
         ({"evaluation": {"every": 1, "tokens": 2}}, "lacks final_tokens"),
         ({"evaluation": PLAN["evaluation"] | {"document_tokens": 1}}, "document_tokens 2"),
-        ({"evaluation": PLAN["evaluation"] | {"strata": 1}}, "strata=1 must be a bool"),
-        ({"evaluation": PLAN["evaluation"] | {"alignment": "yes"}}, "alignment='yes' must be a"),
-        ({"evaluation": PLAN["evaluation"] | {"head_update": 1}}, "head_update=1 must be a bool"),
+        ({"evaluation": PLAN["evaluation"] | {"strata": 1}}, "strata=1 must be true or"),
+        (
+            {"evaluation": PLAN["evaluation"] | {"alignment": "yes"}},
+            "alignment='yes' must be true or",
+        ),
+        ({"evaluation": PLAN["evaluation"] | {"head_update": 1}}, "head_update=1 must be true or"),
         ({"train": PLAN["train"] | {"head_optimizer": "lion"}}, "head_optimizer='lion': known"),
-        ({"arms": {"a": {"data": {"source": "x"}}}}, "data lacks tokenizer"),
-        ({"data": {"source": "x"}}, "data lacks tokenizer"),
-        ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a str"),
+        ({"arms": {"a": {"data": {"source": "x"}}}}, "data: lacks tokenizer"),
+        ({"data": {"source": "x"}}, "data: lacks tokenizer"),
+        ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a string"),
     ],
 )
 def test_a_misspelled_key_is_named(book, changes, message):
@@ -336,9 +342,35 @@ import sys
 from lmgeom import data
 corpus = data.synthetic(64, 0, 4000)
 data.corpus = lambda source, tokenizer: corpus
-from lmgeom.study.run import execute, load_study
-execute(load_study("tiny").runs[0])
+import pathlib, time
+from lmgeom.study import run
+
+
+def measure(*args, measure=run.measure):
+    pathlib.Path("reached").touch()
+    while pathlib.Path("hold").exists():
+        time.sleep(0.02)
+    return measure(*args)
+
+
+run.measure = measure
+run.execute(run.load_study("tiny").run(sys.argv[1]))
 """
+
+
+def start(study, run, folder):
+    """A worker that reads the synthetic text, and stops to evaluate while there is a hold."""
+    log = run_module._log(run, folder)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        command = [sys.executable, "-c", COMMAND, run.name]
+        return subprocess.Popen(command, stdout=file, stderr=file)
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 300
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_a_killed_run_resumes_to_the_same_record(book):
@@ -346,14 +378,18 @@ def test_a_killed_run_resumes_to_the_same_record(book):
     write(book, train=train, evaluation=PLAN["evaluation"] | {"every": 100, "strata": True})
     run = load_study("tiny").runs[0]
     whole = execute(run, book / "whole", quiet=True)
-    process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.DEVNULL)
-    work = book / "_build" / "runs"
-    deadline = time.monotonic() + 60
-    while not list(work.glob("*/step-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    (book / "hold").touch()
+    process = start(None, run, None)
+    wait_for(book / "reached")
+    assert status(load_study("tiny"))[0]["state"] == "running"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    (book / "hold").unlink()
     assert not run.path().exists()
+    row = status(load_study("tiny"))[0]
+    assert (row["state"], row["val"]) == ("failed", None)
+    assert row["note"].startswith(f"process {process.pid} on ")
+    assert 0 < row["trained"] < 1
     resumed = execute(run, quiet=True)
     for key in ("losses", "strata", "geometry", "curve", "tokens", "id"):
         assert json.dumps(resumed[key]) == json.dumps(whole[key])
@@ -365,3 +401,116 @@ def test_a_failed_worker_is_reported_and_the_others_go_on(book, monkeypatch):
     failed = run_study(load_study("tiny"), workers=2, report=lines.append)
     assert sorted(failed) == [run.name for run in load_study("tiny").runs]
     assert all("synthetic" in line for line in lines[1:])
+    rows = status(load_study("tiny"))
+    assert {row["state"] for row in rows} == {"failed"}
+    assert all("synthetic" in row["note"] and "exit code 2" in row["note"] for row in rows)
+
+
+LONG = {"train": PLAN["train"] | {"checkpoint_every": 1}, "seeds": [0]}
+
+
+def losses():
+    return {r["arm"]: r["losses"] for r in load_records("tiny")}
+
+
+def test_a_killed_worker_is_started_again_and_the_others_go_on(book, monkeypatch):
+    write(book, **LONG)
+    study, started, lines = load_study("tiny"), [], []
+    (book / "hold").touch()
+
+    def kill_the_first(*args):
+        started.append(start(*args))
+        if len(started) == 2:
+            wait_for(book / "reached")
+            started[0].kill()
+            (book / "hold").unlink()
+        return started[-1]
+
+    monkeypatch.setattr(run_module, "_start", kill_the_first)
+    assert run_study(study, workers=2, report=lines.append) == []
+    assert len(started) == 3
+    assert "tiny tied-seed0: again: its process was killed by signal 9" in lines
+    found = losses()
+    for run in study.runs:
+        whole = execute(run, book / "whole", quiet=True)
+        assert json.dumps(found[run.arm]) == json.dumps(whole["losses"])
+
+
+def test_a_worker_that_is_killed_each_time_is_given_up(book, monkeypatch):
+    write(book, seeds=[0], arms={"a": {}})
+    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    log = run_module._log(load_study("tiny").runs[0], None)
+    log.parent.mkdir(parents=True)
+    log.write_text("its last words\n")
+    monkeypatch.setattr(run_module, "_start", lambda *args: subprocess.Popen(command))
+    lines = []
+    assert run_study(load_study("tiny"), report=lines.append) == ["a-seed0"]
+    assert [line.split(": ")[1] for line in lines[1:]] == ["again", "again", "failed"]
+    assert lines[-1].endswith("its last words (exit code -9)")
+
+
+def test_two_commands_share_the_runs_of_a_study(book, monkeypatch):
+    write(book, **LONG)
+    study, started = load_study("tiny"), []
+    (book / "hold").touch()
+    monkeypatch.setattr(run_module, "PAUSE", 0.1)
+    monkeypatch.setattr(run_module, "_start", lambda *a: started.append(a[1].name) or start(*a))
+    found = []
+    command = lambda: found.append(run_study(study, workers=1, report=str))  # noqa: E731
+    threads = [threading.Thread(target=command) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        wait_for(study.runs[0].path().with_suffix(".lock"))
+    wait_for(study.runs[1].path().with_suffix(".lock"))
+    (book / "hold").unlink()
+    for thread in threads:
+        thread.join()
+    assert found == [[], []]
+    assert sorted(started) == ["tied-seed0", "untied-seed0"]
+    assert set(losses()) == {"tied", "untied"}
+
+
+def test_a_command_that_is_stopped_takes_its_workers_with_it(book, monkeypatch):
+    write(book, **LONG)
+    started = []
+    (book / "hold").touch()
+    monkeypatch.setattr(run_module, "_start", lambda *a: started.append(start(*a)) or started[-1])
+
+    def interrupt(*args):
+        wait_for(book / "reached")
+        (book / "hold").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "is_being_written", lambda path: started and interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_study(load_study("tiny"), workers=2, report=str)
+    assert started[0].poll() is not None
+    assert not list((book / "book" / "results").rglob("*.lock"))
+
+
+def test_copies_of_a_notebook_do_not_meet(book):
+    """Each executes a run with a results folder of its own, and so a working folder of its own."""
+    write(book)
+    run = load_study("tiny").runs[0]
+    with only_writer(book / "_build" / "runs" / "x"), only_writer(run.path()):
+        one, two = (execute(run, book / name, quiet=True) for name in ("one", "two"))
+    assert one["losses"] == two["losses"]
+    assert not list((book / "_build" / "runs").glob("tiny*"))
+
+
+def test_the_time_left_is_judged_by_the_runs_that_are_done(book):
+    write(book)
+    study = load_study("tiny")
+    assert time_left(study) is None
+    entry = execute(study.runs[0], quiet=True)
+    record(entry | {"seconds": 10.0}, book / "other")
+    left = time_left(study, book / "other")
+    per_token = 10 / (3 * 6 * 2 * 16)
+    each = per_token * (3 * 6 * 2 * 16 + 2 * (2 * 2 * 200 + (len(entry["losses"]) - 1) * 400))
+    same = parameters(study.runs[2].model).flops / parameters(study.runs[0].model).flops
+    assert left == pytest.approx(each * (1 + 2 * same))
+    assert time_left(study, book / "other", workers=2) == pytest.approx(left / 2)
+    assert time_left(study, book / "other", workers=99) == pytest.approx(each * max(1, same))
+    for run in study.runs:
+        execute(run, quiet=True)
+    assert time_left(study) == 0
