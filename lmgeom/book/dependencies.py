@@ -162,13 +162,16 @@ def _files(folder: Path, *patterns: str) -> dict[str, str]:
     }
 
 
-def fingerprint(notebook: NotebookNode, root: Path, prepared: Path | None = None) -> str:
+def fingerprint(
+    notebook: NotebookNode, root: Path, prepared: Path | None = None, results: Path | None = None
+) -> str:
     """Hash of all that determines a staged notebook's outputs.
 
     Args:
         notebook: Staged notebook; Markdown cells do not count.
         root: Checkout that it runs in.
         prepared: Folder of prepared data sets, whose manifests count for notebooks that use data.
+        results: Folder of the records it may read; the committed ones by default.
 
     Returns:
         Hexadecimal SHA-256.
@@ -187,7 +190,8 @@ def fingerprint(notebook: NotebookNode, root: Path, prepared: Path | None = None
     if "figures" in used:
         inputs["style"] = _files(root / PACKAGE, "*.mplstyle")
     if "study" in used:
-        inputs["records"] = _files(root / "book", "claims.yaml", "studies/*", "results/**/*")
+        inputs["plans"] = _files(root / "book", "claims.yaml", "negative.yaml", "studies/*")
+        inputs["records"] = _files(results or root / "book" / "results", "**/*.json")
         inputs["tests"] = _files(root / "_build", "claim-tests.json")
     if "data" in used and prepared is not None:
         inputs["data"] = _files(prepared, "**/manifest.json")

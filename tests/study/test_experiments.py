@@ -7,6 +7,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import yaml
 
 from lmgeom import figures
 from lmgeom.lm import parameters
@@ -177,3 +178,27 @@ def test_the_combination_refuses_other_rates_than_the_screened(tmp_path, monkeyp
     invent(load_study(TOGETHER).runs[0], 5.0, tmp_path)
     with pytest.raises(AssertionError, match="runs with other rates"):
         run_cells("07_combination", tmp_path, monkeypatch, TRAINS)
+
+
+def test_notes_on_negative_results_are_about_claims():
+    claims, path = load_claims(), paths.root() / "book" / "negative.yaml"
+    notes = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert not notes.keys() - claims.keys()
+    assert all(set(note) == {"hope", "means", "mind"} for note in notes.values())
+    negative = {"fails", "no effect found", "direction only"}
+    found = {name for name, claim in claims.items() if judge(claim).verdict in negative}
+    assert not found - notes.keys()
+
+
+def test_a_negative_result_stands_on_its_page_as_long_as_it_is_one(tmp_path, monkeypatch):
+    """LEV behind the tied table is negative, and is gone when other records have it ahead."""
+    for sign, there in ((1, True), (-1, False)):
+        folder = tmp_path / str(sign)
+        for run in load_study("leviathan-tied").runs:
+            gap = 0.1 + 0.001 * run.seed if run.arm.startswith("lev") else 0.0
+            invent(run, 6.0 + sign * gap, folder)
+        space = run_cells("08_negative", folder, monkeypatch)
+        assert ("lev-vs-tied" in space["negative"]) is there
+        shown = space["entries"]("fails").data
+        assert ("`lev-vs-tied`" in shown) is there
+        assert not there or space["verdicts"]["lev-vs-tied"].evidence in shown
