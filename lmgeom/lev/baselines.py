@@ -8,6 +8,7 @@ __all__ = ['TABLE_STD', 'ROW_STD', 'GELU_RMS', 'ComputedRows', 'FactorizedEmbedd
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-export-imports
 import inspect
 import math
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,13 @@ from .embedding import LEV, distinct_ids, lev_parameters, seed, uncompiled
 # %% ../../nbs/lev/05_baselines.ipynb #baselines-computed
 class ComputedRows(nn.Module):
     """An input that computes its rows: a subclass has `vocab_size`, `output` and `rows(ids)`."""
+
+    vocab_size: int
+    output: nn.Parameter
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Embeddings of a list of ids, shape (n, D)."""
+        raise NotImplementedError
 
     @uncompiled
     def forward(self, ids: Tensor) -> Tensor:
@@ -186,7 +194,12 @@ class PermutedLEV(nn.Module):
         ValueError: An argument is out of its range.
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, permutation_seed: int = 0, **options) -> None:
+    __signature__: ClassVar[inspect.Signature]
+    order: Tensor
+
+    def __init__(
+        self, vocab_size: int, dim: int, *, permutation_seed: int = 0, **options: Any
+    ) -> None:
         super().__init__()
         _require_size("permutation_seed", permutation_seed, least=0, most=2**63 - 1)
         self.vocab_size, self.dim, self.permutation_seed = vocab_size, dim, permutation_seed
@@ -304,7 +317,7 @@ def flat_parameters(vocab_size: int, dim: int, *, code_dim: int, inner: int) -> 
 
 
 def permuted_parameters(
-    vocab_size: int, dim: int, *, permutation_seed: int = 0, **options
+    vocab_size: int, dim: int, *, permutation_seed: int = 0, **options: Any
 ) -> dict[str, int]:
     """Count the parameters of `PermutedLEV` by formula, without building it.
 

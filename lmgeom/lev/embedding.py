@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -191,12 +191,14 @@ def lev_rows(layer: "LEV", ids: Tensor, chunk: int | None) -> Tensor:
     with torch.autocast(ids.device.type, enabled=False):
         z = seed(ids, layer.codebooks.to(dtype))
         parts = (layer.projection, layer.norm_gain, layer.norm_bias)
-        t = coordinates(z, *(part.to(dtype) for part in parts), layer.sigmoid_slope)
+        projection, gain, bias = (part.to(dtype) for part in parts)
+        t = coordinates(z, projection, gain, bias, layer.sigmoid_slope)
         if layer.spline_scale is not None:
             t = stretch(t, layer.spline_scale.to(dtype), n_knots)
         delta = layer.spline_delta.to(dtype)
-        product = SplineProduct.apply(t, delta, chunk, layer.normalize_basis)
-        rows = product.flatten(1) @ layer.output.to(dtype).flatten(0, 1)
+        how = chunk, layer.normalize_basis
+        product = SplineProduct.apply(t, delta, *how)  # type: ignore[no-untyped-call]
+        rows: Tensor = product.flatten(1) @ layer.output.to(dtype).flatten(0, 1)
     return rows.to(layer.codebooks.dtype)
 
 # %% ../../nbs/lev/03_lev.ipynb #lev-recomputed
@@ -205,24 +207,29 @@ BLOCK = 2**23  # coordinates: 32 MiB in float32, which glibc's malloc hands back
 
 def blocks(layer: "LEV", ids: Tensor) -> tuple[Tensor, ...]:
     """Cut a list of ids into blocks that are evaluated together."""
-    return ids.split(max(1, BLOCK // layer.norm_gain.numel()))
+    cut: tuple[Tensor, ...] = ids.split(max(1, BLOCK // layer.norm_gain.numel()))
+    return cut
 
 
 def recomputed_rows(layer: "LEV", ids: Tensor, chunk: int | None) -> Tensor:
     """`lev_rows` block by block, with intermediate values computed again in backward."""
-    again = {"use_reentrant": False, "preserve_rng_state": False}
-    parts = [checkpoint(lev_rows, layer, block, chunk, **again) for block in blocks(layer, ids)]
-    return torch.cat(parts)
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(lev_rows, layer, block, chunk) for block in blocks(layer, ids)])
 
 # %% ../../nbs/lev/03_lev.ipynb #lev-uncompiled
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Have `torch.compile` call a function as it is; load the compiler only if there is one."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        called = function
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
-        return function(*args, **kwargs)
+            called = torch.compiler.disable(function)
+        return called(*args, **kwargs)
 
     return call
 
@@ -253,6 +260,8 @@ class LEV(nn.Module):
         TypeError: An argument is not of its type.
         ValueError: An argument is too small.
     """
+
+    spline_scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -365,7 +374,8 @@ class LEV(nn.Module):
         Returns:
             A table of shape (V, D) that does not train and shares nothing with the layer.
         """
-        return nn.Embedding.from_pretrained(self.table(chunk=chunk), freeze=True)
+        table: nn.Embedding = nn.Embedding.from_pretrained(self.table(chunk=chunk), freeze=True)
+        return table
 
     def direct(self, ids: Tensor) -> Tensor:
         """Embed token ids the slow way, as a reference: every token, every knot, plain autograd.
@@ -379,6 +389,7 @@ class LEV(nn.Module):
         distinct_ids(ids, self.vocab_size)  # for its errors
         z, how = seed(ids, self.codebooks), (self.sigmoid_slope, self.normalize_basis)
         heads = (self.projection, self.norm_gain, self.norm_bias, self.spline_delta, self.output)
-        scales = [None] * len(self.output) if self.spline_scale is None else self.spline_scale
+        scale = self.spline_scale
+        scales = [None] * len(self.output) if scale is None else scale.unbind()
         parts = zip(zip(*heads, strict=True), scales, strict=True)
-        return sum(direct_head(z, head, scale, *how) for head, scale in parts)
+        return cast(Tensor, sum(direct_head(z, head, scale, *how) for head, scale in parts))

@@ -6,6 +6,7 @@ __all__ = ['ROUNDING', 'LEVELS', 'mean_cosine', 'spectrum', 'effective_rank', 'p
 
 # %% ../../nbs/lev/07_geometry.ipynb #geometry-export-imports
 from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,8 @@ from torch import Tensor
 def _units(block: Tensor) -> Tensor:
     """Divide rows by their norms; zero rows stay zero."""
     norms = block.norm(dim=1, keepdim=True)
-    return block / norms.where(norms > 0, 1)
+    units: Tensor = block / norms.where(norms > 0, 1)
+    return units
 
 
 def mean_cosine(blocks: Iterable[Tensor]) -> float:
@@ -108,24 +110,27 @@ def _blocks(table: Tensor, scale: float, mean: Tensor | None = None) -> Iterator
         yield rows if mean is None else F.hardshrink(rows - mean, ROUNDING)
 
 
-def _round(values: Tensor | float) -> list[float] | float:
-    """Round to five significant digits, as Python numbers."""
-    if isinstance(values, Tensor):
-        return [_round(value) for value in values.tolist()]
-    return float(f"{values:.5g}")
+def _round(value: float) -> float:
+    """Round to five significant digits."""
+    return float(f"{value:.5g}")
+
+
+def _round_all(values: Tensor) -> list[float]:
+    """Round each number of a vector."""
+    return [_round(value) for value in values.tolist()]
 
 # %% ../../nbs/lev/07_geometry.ipynb #geometry-nearest
-def _neighbors(table: Tensor, scale: float, mean: Tensor, count: int = 5) -> list[dict]:
+def _neighbors(table: Tensor, scale: float, mean: Tensor, count: int = 5) -> list[dict[str, Any]]:
     """For each probe the rows with the largest cosines to it, after centering."""
     ids = probe_ids(len(table))
     queries = _units(next(_blocks(table[ids], scale, mean)))
-    cosines = [queries @ _units(block).T for block in _blocks(table, scale, mean)]
-    cosines = torch.cat(cosines, dim=1)
+    parts = [queries @ _units(block).T for block in _blocks(table, scale, mean)]
+    cosines = torch.cat(parts, dim=1)
     cosines[torch.arange(len(ids)), ids] = -torch.inf
     values, order = cosines.sort(dim=1, descending=True, stable=True)
     count = min(count, len(table) - 1)
     return [
-        {"id": i, "ids": found[:count].tolist(), "cosines": _round(value[:count])}
+        {"id": i, "ids": found[:count].tolist(), "cosines": _round_all(value[:count])}
         for i, found, value in zip(ids, order, values, strict=True)
     ]
 
@@ -148,7 +153,7 @@ def _largest(table: Tensor) -> float:
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
-def table_statistics(table: Tensor) -> dict:
+def table_statistics(table: Tensor) -> dict[str, Any]:
     """Measure the geometry of an embedding table, for a JSON record.
 
     Args:
@@ -171,17 +176,18 @@ def table_statistics(table: Tensor) -> dict:
     """
     scale = _largest(table) or 1.0
     n_rows, dim = table.shape
-    mean = sum(block.sum(0) for block in _blocks(table, scale)) / n_rows
-    gram = sum(block.T @ block for block in _blocks(table, scale, mean))
+    mean = cast(Tensor, sum(block.sum(0) for block in _blocks(table, scale))) / n_rows
+    gram = cast(Tensor, sum(block.T @ block for block in _blocks(table, scale, mean)))
     norms = torch.cat([block.norm(dim=1) for block in _blocks(table, scale)])
+    quantiles = norms.quantile(torch.tensor(LEVELS, dtype=norms.dtype))
     common, energy = mean.square().sum().item(), norms.square().mean().item()
     ranks = range(1, dim + 1) if dim <= 64 else sorted({round(dim ** (n / 63)) for n in range(64)})
-    report = {"rows": n_rows, "dim": dim, "zero_rows": int((norms == 0).sum())}
+    report: dict[str, Any] = {"rows": n_rows, "dim": dim, "zero_rows": int((norms == 0).sum())}
     report["ranks"] = list(ranks)
     for name, matrix in (("raw", gram + n_rows * torch.outer(mean, mean)), ("centered", gram)):
         values = spectrum(matrix)
         report[name] = {
-            "singular_values": _round(values[torch.tensor(ranks) - 1]),
+            "singular_values": _round_all(values[torch.tensor(ranks) - 1]),
             "effective_rank": _round(effective_rank(values)),
             "participation_ratio": _round(participation_ratio(values)),
         }
@@ -189,6 +195,6 @@ def table_statistics(table: Tensor) -> dict:
         "anisotropy": _round(mean_cosine(_blocks(table, scale))),
         "common_share": _round(common / energy if energy else 0.0),
         "norm_levels": list(LEVELS),
-        "norm_quantiles": _round(norms.quantile(torch.tensor(LEVELS, dtype=norms.dtype)) * scale),
+        "norm_quantiles": _round_all(quantiles * scale),
         "neighbors": _neighbors(table, scale, mean),
     }

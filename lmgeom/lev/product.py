@@ -5,11 +5,11 @@ __all__ = ['product_gradient', 'scaled_product', 'scaled_product_gradient', 'Spl
 
 # %% ../../nbs/lev/04_product.ipynb #product-export-imports
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .spline import live_knots, live_slopes
 
@@ -53,7 +53,8 @@ def product_gradient(factors: Tensor, gradient: Tensor, work: Tensor | None = No
         The gradient times the product of all other factors, shape (s, ...).
     """
     leaves = len(factors)
-    up, down = factors.new_empty(2, 2 * leaves, *factors.shape[1:]) if work is None else work
+    work = factors.new_empty(2, 2 * leaves, *factors.shape[1:]) if work is None else work
+    up, down = work[0], work[1]
     up[leaves:] = factors
     for low, high in _generations(leaves):
         even, odd = up[2 * low : 2 * high : 2], up[2 * low + 1 : 2 * high : 2]
@@ -124,9 +125,7 @@ class SplineProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, t: Tensor, delta: Tensor, chunk: int, normalize: bool = True
-    ) -> Tensor:
+    def forward(ctx: Any, t: Tensor, delta: Tensor, chunk: int, normalize: bool = True) -> Tensor:
         """Multiply the factors of every head, block by block."""
         ctx.save_for_backward(t, delta)
         ctx.chunk, ctx.normalize, ctx.scaled = chunk, normalize, set()
@@ -143,19 +142,17 @@ class SplineProduct(torch.autograd.Function):
         return product
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """Compute the factors again, and from them both gradients."""
         t, delta = ctx.saved_tensors
         found = SplineProduct.gradients(ctx, t, delta, gradient)
         if torch.is_grad_enabled():  # by create_graph=True
-            found = _Once.apply(*found, t, delta, gradient)
+            found = _Once.apply(*found, t, delta, gradient)  # type: ignore[no-untyped-call]
         return *found, None, None
 
     @staticmethod
     @torch.no_grad()
-    def gradients(
-        ctx: FunctionCtx, t: Tensor, delta: Tensor, gradient: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(ctx: Any, t: Tensor, delta: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients with respect to t and delta, block by block."""
         n_knots, rank = delta.shape[2:]
         grad_t, grad_delta = torch.empty_like(t), torch.zeros_like(delta)
@@ -182,12 +179,12 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, grad_t: Tensor, grad_delta: Tensor, *made_of: Tensor
+        ctx: Any, grad_t: Tensor, grad_delta: Tensor, *made_of: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients."""
         return grad_t, grad_delta
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> None:
+    def backward(ctx: Any, *gradients: Tensor) -> None:
         """Refuse."""
         raise RuntimeError("SplineProduct cannot be differentiated twice; LEV.direct can")

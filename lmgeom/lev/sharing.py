@@ -85,4 +85,5 @@ def movement(layer: LEV, ids: Tensor, step: dict[str, Tensor]) -> Tensor:
     model = _Direct(layer)
     primal = {f"layer.{name}": p.detach() for name, p in layer.named_parameters()}
     tangent = {f"layer.{name}": step[name] for name in dict(layer.named_parameters())}
-    return jvp(lambda p: functional_call(model, p, (ids,)), (primal,), (tangent,))[1]
+    moved: Tensor = jvp(lambda p: functional_call(model, p, (ids,)), (primal,), (tangent,))[1]
+    return moved

@@ -4,7 +4,8 @@
 __all__ = ['rotary_angles', 'rotate', 'Rotary', 'visible', 'KeyValues', 'HeadNorm', 'check_attention', 'Attention']
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-export-imports
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,9 @@ class Rotary(nn.Module):
         ConfigError: If `dim` is odd, because features turn in pairs.
     """
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, dim: int, context: int, base: float = 10000.0):
         super().__init__()
         if dim % 2:
@@ -77,8 +81,8 @@ class Rotary(nn.Module):
         angles = rotary_angles(self.context, self.dim, self.base)
         self.cos, self.sin = angles.cos().to(place, dtype), angles.sin().to(place, dtype)
 
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.reset_parameters()
         return self
 
@@ -95,7 +99,9 @@ class Rotary(nn.Module):
         return rotate(x, self.cos[start:end].view(shape), self.sin[start:end].view(shape))
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-window
-def visible(queries: int, keys: int, window: int | None = None, device=None) -> Tensor:
+def visible(
+    queries: int, keys: int, window: int | None = None, device: torch.device | None = None
+) -> Tensor:
     """Say which keys each query may read when the queries are the last tokens of the keys.
 
     Args:
@@ -137,7 +143,7 @@ class HeadNorm(nn.Module):
     """Root-mean-square norm over the last dimension, with a gain; in float32 or wider.
 
     Args:
-        shape: Shape of the gain, broadcastable to the input; its last entry is the input's.
+        *shape: Shape of the gain, broadcastable to the input; its last entry is the input's.
     """
 
     def __init__(self, *shape: int):
@@ -198,7 +204,7 @@ class Attention(nn.Module):
         super().__init__()
         check_attention(dim, heads, window, persistent)
         self.heads, self.window = heads, window
-        self.limit = context  # longest text; a mixer without this attribute has none
+        self.limit: int | None = context  # longest text; a mixer without this attribute has none
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
         self.rotary = Rotary(dim // heads, context, rope_base)
@@ -227,16 +233,18 @@ class Attention(nn.Module):
         whole = queries == keys and (self.window is None or keys <= self.window)
         if mask is None and (self.persistent is not None or not whole):
             mask = visible(queries, keys, self.window, q.device)
-        if self.persistent is not None:
+        if self.persistent is not None and mask is not None:
             own = self.persistent.to(k).expand(len(k), -1, -1, -1, -1)
             k, v = torch.cat((own[:, 0], k), dim=2), torch.cat((own[:, 1], v), dim=2)
             mask = torch.cat((mask.new_ones(queries, own.shape[3]), mask), dim=1)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return mixed.transpose(1, 2).flatten(-2)
+        joined: Tensor = mixed.transpose(1, 2).flatten(-2)
+        return joined
 
     def write(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Turn what the heads return, (B, n, D), into what the stream x receives."""
-        return self.output(mixed)
+        written: Tensor = self.output(mixed)
+        return written
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix each token of x, shape (B, T, D), with itself and those before it."""

@@ -40,7 +40,7 @@ class GatedAttention(Attention):
         window: int | None = None,
         qk_norm: bool = False,
     ):
-        shared = {"context": context, "rope_base": rope_base}
+        shared: dict[str, Any] = {"context": context, "rope_base": rope_base}
         super().__init__(dim, heads, **shared, window=window, qk_norm=qk_norm)
         if gate not in ("elementwise", "headwise"):
             raise ConfigError(f"gate={gate!r}: known: elementwise, headwise")

@@ -78,7 +78,9 @@ def self_modifying_memory(
     return torch.cat(answers, dim=2), state
 
 
-def _piece(u, q, start, state, chunk):
+def _piece(
+    u: Tensor, q: Tensor, start: Start, state: SharedState, chunk: int
+) -> tuple[Tensor, SharedState]:
     one = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
     maps = start.maps[:, None] @ state.turn_anchor + state.shift_anchor + one
     key, value, content = maps
@@ -194,8 +196,8 @@ class Hope(nn.Module):
         with full_precision(x.device):
             heads = F.silu(mixed).to(wide).unflatten(-1, (2, self.heads, -1))
             u, q = heads.permute(2, 0, 3, 1, 4)
-            own = (w.to(wide) for w in (self.maps, self.rows, self.row_bias.mT))
-            start = Start(*own, shared_step_ceiling(self.chunk))
+            maps, rows, bias = (w.to(wide) for w in (self.maps, self.rows, self.row_bias.mT))
+            start = Start(maps, rows, bias, shared_step_ceiling(self.chunk))
             q = F.normalize(q, dim=-1)
             y, memory = self_modifying_memory(u, q, start, state.memory, self.chunk)
             y = self.norm(y.transpose(1, 2)).flatten(-2).to(x.dtype)
@@ -257,7 +259,7 @@ class ContinuumMemory(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Sum of what the levels add to x, shape (..., D)."""
-        total = self.levels[0](x)
+        total: Tensor = self.levels[0](x)
         for level in self.levels[1:]:
             total = total + level(x + total)
         return total
@@ -271,6 +273,9 @@ def chain(build: Callable[[int, int], nn.Module], dim: int, width: int, levels: 
         dim: Width D of the residual stream.
         width: Width of the MLP, or sum of the levels' widths.
         levels: Number of levels; 1 gives the plain MLP.
+
+    Returns:
+        A module that maps (..., D) to (..., D).
     """
     if levels == 1:
         return build(dim, width)
@@ -304,7 +309,7 @@ class HopeAttention(Attention):
         qk_norm: bool = False,
         levels: int = 4,
     ):
-        shared = {"context": context, "rope_base": rope_base}
+        shared: dict[str, Any] = {"context": context, "rope_base": rope_base}
         super().__init__(dim, heads, **shared, window=window, qk_norm=qk_norm)
         self.levels = check_levels(levels)
 
@@ -362,7 +367,7 @@ class Cadence:
         for parameter, waiting in self._waiting.items():
             optimizer.state[parameter].update(waiting)
 
-    def _set_aside(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict:
+    def _set_aside(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         ids = [i for group in saved["param_groups"] for i in group["params"]]
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state = {i: dict(entry) for i, entry in saved["state"].items()}
@@ -381,6 +386,9 @@ def level_periods(model: nn.Module, periods: Sequence[int]) -> dict[nn.Parameter
     Args:
         model: A model with `ContinuumMemory` chains.
         periods: One period for each level, the first level first.
+
+    Returns:
+        The period of each parameter of a chain, in steps.
 
     Raises:
         ConfigError: If there is no chain, or one has another number of levels.

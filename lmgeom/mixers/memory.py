@@ -127,11 +127,17 @@ def solve_errors(k: Tensor, v: Tensor, un: Unrolled) -> tuple[Tensor, Tensor, Te
     one = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
     sides = torch.cat((un.keep[..., None] * k, un.carry[..., None] * k, v), dim=-1)
-    return (2 * inverse @ sides).chunk(3, dim=-1)
+    a, b, c = (2 * inverse @ sides).chunk(3, dim=-1)
+    return a, b, c
 
 # %% ../../nbs/mixers/03_memory.ipynb #mem-linear
 class LinearState(NamedTuple):
-    """State of a linear memory: weights and momentum, each of shape (B, H, d, d)."""
+    """State of a linear memory.
+
+    Attributes:
+        weight: Weights after the last token, shape (B, H, d, d).
+        push: Momentum after the last token, shape (B, H, d, d).
+    """
 
     weight: Tensor
     push: Tensor
@@ -163,7 +169,9 @@ def linear_memory(
     return torch.cat(answers, dim=2), state
 
 
-def _chunks(q: Tensor, k: Tensor, v: Tensor, un: Unrolled, state: LinearState):
+def _chunks(
+    q: Tensor, k: Tensor, v: Tensor, un: Unrolled, state: LinearState
+) -> tuple[Tensor, LinearState]:
     each_chunk = zip(*(z.unbind(2) for z in (*solve_errors(k, v, un), k, *un)), strict=True)
     starts, errors = [], []
     for of_weight, of_push, of_value, key, *own in each_chunk:
@@ -277,7 +285,9 @@ def deep_memory(
     return torch.cat(answers, dim=2), state
 
 
-def _piece(q, k, v, gates, state, chunk, bounded):
+def _piece(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: DeepState, chunk: int, bounded: bool
+) -> tuple[Tensor, DeepState]:
     factors = token_gradients(state.anchors, k, v)
     if bounded:
         gates = gates._replace(step=gates.step / steepness(factors).clamp_min(1.0))

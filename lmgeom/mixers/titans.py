@@ -8,7 +8,7 @@ __all__ = ['MOMENTUM', 'WIDTH', 'EXPANSION', 'full_precision', 'layer_sizes', 'c
 # %% ../../nbs/mixers/04_titans.ipynb #tit-export-imports
 import itertools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ WIDTH = 4  # taps of the convolution
 EXPANSION = 2  # inner width of a memory with layers, in units of d
 
 
-def full_precision(device: torch.device) -> AbstractContextManager:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Switch autocasting off; on the meta device there is none."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
@@ -67,7 +67,8 @@ def convolve(u: Tensor, recent: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
     """
     n = u.shape[1]
     u = torch.cat((recent.to(u), u), dim=1)
-    return sum(u[:, j : j + n] * taps[:, j] for j in range(WIDTH)), u[:, n:]
+    weighted = cast(Tensor, sum(u[:, j : j + n] * taps[:, j] for j in range(WIDTH)))
+    return weighted, u[:, n:]
 
 # %% ../../nbs/mixers/04_titans.ipynb #tit-class
 class MemoryState(NamedTuple):
@@ -151,15 +152,19 @@ class NeuralMemory(nn.Module):
 
     def step(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Read and write by the tokens of x (B, n, D): answers (B, n, D) and the state after."""
-        qkv, gates, recent = self.read_stream(x, state.recent)
-        run = linear_memory if len(self.start) == 1 else deep_memory
+        (q, k, v), gates, recent = self.read_stream(x, state.recent)
+        memory: LinearState | DeepState
         with full_precision(x.device):
-            y, memory = run(*qkv, gates, state.memory, self.chunk)
+            if isinstance(state.memory, LinearState):
+                y, memory = linear_memory(q, k, v, gates, state.memory, self.chunk)
+            else:
+                y, memory = deep_memory(q, k, v, gates, state.memory, self.chunk)
         return self.join(y).to(x.dtype), MemoryState(recent, memory)
 
     def join(self, y: Tensor) -> Tensor:
         """Normalize answers (B, H, n, d) for each head and join them to (B, n, D)."""
-        return self.norm(y.transpose(1, 2)).flatten(-2)
+        joined: Tensor = self.norm(y.transpose(1, 2)).flatten(-2)
+        return joined
 
     @staticmethod
     def parameter_count(dim: int, heads: int, *, depth: int = 1, **options: Any) -> int:
@@ -290,13 +295,13 @@ class TitansMAG(Attention):
         chunk: int = 64,
         momentum: float = MOMENTUM,
     ):
-        shared = {"context": context, "rope_base": rope_base}
-        own = {"window": window, "qk_norm": qk_norm, "persistent": persistent}
+        shared: dict[str, Any] = {"context": context, "rope_base": rope_base}
+        own: dict[str, Any] = {"window": window, "qk_norm": qk_norm, "persistent": persistent}
         super().__init__(dim, heads, **shared, **own)
         self.memory = NeuralMemory(dim, heads, depth=depth, chunk=chunk, momentum=momentum)
         self.norm = HeadNorm(dim)
 
-    def initial_state(self, batch: int) -> TitansState:
+    def initial_state(self, batch: int) -> TitansState:  # type: ignore[override]
         """State before the first token of `batch` sequences."""
         return TitansState(super().initial_state(batch), self.memory.initial_state(batch))
 
@@ -304,7 +309,7 @@ class TitansMAG(Attention):
         """Mix each token of x, shape (B, T, D), with itself and those before it."""
         return self.step(x, self.initial_state(len(x)))[0]
 
-    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:
+    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
         near, attention = self.attend(x, state.attention)
         far, memory = self.memory.step(x, state.memory)
@@ -340,7 +345,7 @@ class TitansMAL(TitansMAG):
     Arguments and errors are those of `TitansMAG`.
     """
 
-    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:
+    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
         far, memory = self.memory.step(x, state.memory)
         mixed, attention = self.attend(self.norm(x + far), state.attention)
@@ -395,21 +400,27 @@ class TitansMAC(TitansMAG):
         momentum: float = MOMENTUM,
     ):
         check_memory(dim, heads, depth, chunk, momentum)
-        shared = {"context": chunk, "rope_base": rope_base, "window": None, "qk_norm": qk_norm}
-        memory = {"depth": depth, "chunk": chunk, "momentum": momentum}
+        shared: dict[str, Any] = {
+            "context": chunk,
+            "rope_base": rope_base,
+            "window": None,
+            "qk_norm": qk_norm,
+        }
+        memory: dict[str, Any] = {"depth": depth, "chunk": chunk, "momentum": momentum}
         super().__init__(dim, heads, **shared, persistent=persistent, **memory)
         self.limit = None  # attention ends with the segment
         self.query = nn.Linear(dim, dim, bias=False)
 
-    def initial_state(self, batch: int) -> SegmentState:
+    def initial_state(self, batch: int) -> SegmentState:  # type: ignore[override]
         """State before the first token of `batch` sequences."""
         attention, memory = super().initial_state(batch)
         return self.open_segment(attention, memory)
 
     def open_segment(self, empty: KeyValues, memory: MemoryState) -> SegmentState:
         """State before the first token of a segment."""
-        weights = memory.memory.weights if len(self.memory.start) > 1 else memory.memory[:1]
-        return SegmentState(empty, empty, weights, memory)
+        own = memory.memory
+        anchor = own.weights if isinstance(own, DeepState) else (own.weight,)
+        return SegmentState(empty, empty, anchor, memory)
 
     def recall(self, x: Tensor, anchor: tuple[Tensor, ...]) -> Tensor:
         """Ask fixed weights about each token of x (B, n, D): normalized answers (B, n, D)."""
@@ -420,7 +431,7 @@ class TitansMAC(TitansMAG):
                 u = (F.silu(u) if layer else u) @ weight.mT
         return self.memory.join(u).to(x.dtype)
 
-    def step(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:
+    def step(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:  # type: ignore[override]
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
         first = min(self.memory.chunk - state.attention.tokens, x.shape[1])
         outputs = []
@@ -437,7 +448,8 @@ class TitansMAC(TitansMAG):
         q, k, v = self.project(x, start)
         _, *pair = self.project(self.recall(x, state.anchor), start)
         recalled, attention = state.recalled.append(*pair), state.attention.append(k, v)
-        keys, values = (torch.cat((recalled[i], attention[i]), dim=2) for i in (0, 1))
+        keys = torch.cat((recalled.keys, attention.keys), dim=2)
+        values = torch.cat((recalled.values, attention.values), dim=2)
         seen = visible(x.shape[1], tokens, device=x.device)
         mixed = self.look_up(q, keys, values, torch.cat((seen, seen), dim=1))
         far, memory = self.memory.step(mixed, state.memory)

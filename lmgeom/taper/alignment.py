@@ -68,7 +68,8 @@ def find_blocks(model: nn.Module, mlp: str = "mlp") -> list[nn.Module]:
         names = sorted({name for block in blocks for name, _ in block.named_children()})
         known = ", ".join(names) or "none"
         raise ConfigError(f"mlp={mlp!r}: no list of layers has this child; children: {known}")
-    return list(max(found, key=len))
+    longest = max(found, key=len)
+    return list(longest)
 
 # %% ../../nbs/taper/04_alignment.ipynb #align-probe
 class Probe:
@@ -81,6 +82,9 @@ class Probe:
 
     def __init__(self, block: nn.Module, mlp: str):
         self.rows: list[dict[str, Tensor]] = []
+        self.made: list[tuple[Any, Any]] = []
+        self.h: Any = None
+        self.z: Any = None
         others = [child for name, child in block.named_children() if name != mlp]
         self.handles = [
             block.register_forward_pre_hook(self._enter, with_kwargs=True),
@@ -90,20 +94,22 @@ class Probe:
         ]
 
     @staticmethod
-    def _first(args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0] if args else kwargs.get("hidden_states")
 
-    def _enter(self, block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.h, self.z, self.made = self._first(args, kwargs), None, []
 
-    def _child(self, child: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def _child(
+        self, child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         self.made.append((output, self._first(args, kwargs)))
 
-    def _read(self, mlp: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _read(self, mlp: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         read = self._first(args, kwargs)
         self.z = next((x for output, x in self.made if output is read), read)
 
-    def _leave(self, block: nn.Module, args: tuple, output: Any) -> None:
+    def _leave(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         out = output[0] if isinstance(output, tuple) and output else output
         if not all(isinstance(x, Tensor) and x.dim() == 3 for x in (self.h, out)):
             raise ConfigError(f"{type(block).__name__}: must map a stream (B, T, D) to another one")
@@ -212,7 +218,8 @@ def _numbers(values: Any) -> Tensor:
     numbers = values.detach().cpu().double()
     if not numbers.isfinite().all() or (numbers == numbers[0]).all():
         raise ConfigError(f"values {numbers.tolist()}: must be finite and not all equal")
-    return numbers / numbers.abs().max()
+    scaled: Tensor = numbers / numbers.abs().max()
+    return scaled
 
 # %% ../../nbs/taper/04_alignment.ipynb #align-depth
 class Correlation(NamedTuple):
@@ -230,6 +237,9 @@ def depth_correlation(values: Tensor, *, resamples: int = 10_000, seed: int = 0)
         values: One finite number for each layer, shape (L,), L at least 3, not all equal.
         resamples: Bootstrap samples of L layers, drawn with replacement, at most 100,000.
         seed: Seed of the bootstrap.
+
+    Returns:
+        Pearson's r and the ends of its 95 % interval, three numbers in [-1, 1].
 
     Raises:
         ConfigError: For fewer than 3 layers, values without a correlation, or an impossible number
