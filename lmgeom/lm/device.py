@@ -114,21 +114,26 @@ def make_plan(
     return Plan(chosen, precision or natural, cuda if compile is None else compile, why)
 
 # %% ../../nbs/lm/08_device.ipynb #device-loss
-def loss_function(model: nn.Module, plan: Plan, chunk: int | None = None) -> Callable:
+def loss_function(
+    model: nn.Module, plan: Plan, chunk: int | None = None, recompute: bool = False
+) -> Callable:
     """Make the function (x, y) -> mean nats a token that the loop differentiates.
 
     Args:
         model: Has `hidden(ids)` and `head`.
         plan: Precision, and whether to compile.
         chunk: Tokens whose logits exist at a time, or None for all.
+        recompute: Keep the inputs of the model's blocks only, see `LanguageModel.hidden`.
 
     Returns:
         Maps ids (B, T) and the ids that follow them to a scalar.
     """
 
+    options = {"recompute": True} if recompute else {}
+
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
         with plan.autocast():
-            return token_loss(model.head, model.hidden(x), y, chunk=chunk)
+            return token_loss(model.head, model.hidden(x, **options), y, chunk=chunk)
 
     return torch.compile(loss_of) if plan.compile else loss_of
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import DataError
 from .config import HEADS, INPUTS, Config
@@ -173,11 +174,12 @@ class LanguageModel(nn.Module):
         """Longest text in tokens, or None where the mixer reads texts of any length."""
         return getattr(self.blocks[0].mixer, "limit", None)
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, recompute: bool = False) -> Tensor:
         """Hidden states after the final norm.
 
         Args:
             ids: Token ids, integers of shape (B, T), T at most `limit`.
+            recompute: Keep the inputs of the blocks only; the backward pass runs each block again.
 
         Returns:
             Shape (B, T, D).
@@ -189,7 +191,7 @@ class LanguageModel(nn.Module):
         check_ids(ids, self.config.vocab_size)
         x = self.input(ids)
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return self.norm(x)
 
     def forward(self, ids: Tensor) -> Tensor:
