@@ -102,11 +102,9 @@ def _params(args: argparse.Namespace) -> None:
         print(columns(table))
 
 
-def _train(args: argparse.Namespace) -> int:
-    import torch
-
-    from lmgeom import data
-    from lmgeom.lm import LanguageModel, TrainConfig, train
+def _train(args: argparse.Namespace) -> None:
+    from lmgeom.lm import TrainConfig
+    from lmgeom.lm.distributed import process_group
 
     config = _config(args)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -114,17 +112,31 @@ def _train(args: argparse.Namespace) -> int:
     given |= {"head_options": dict(args.head_options)}
     defaults = {"context": config.context, "warmup": min(TrainConfig.warmup, args.steps // 5)}
     settings = TrainConfig(**defaults | given)  # refused before any text is prepared
-    corpus = data.corpus(args.data, args.tokenizer)
+    with process_group(settings.device):
+        _train_ranks(args, config, settings)
+
+
+def _train_ranks(args: argparse.Namespace, config: Any, settings: Any) -> None:
+    """Train in each process of the group, or in the only one there is."""
+    import torch
+
+    from lmgeom import data
+    from lmgeom.lm import LanguageModel, train
+    from lmgeom.lm.distributed import in_turn, rank
+
+    corpus = in_turn(lambda: data.corpus(args.data, args.tokenizer))
     if corpus.vocab_size > config.vocab_size:
         raise ConfigError(
             f"vocab_size={config.vocab_size}: the data's tokenizer needs {corpus.vocab_size}"
         )
     torch.manual_seed(settings.seed)
     model = LanguageModel(config)
-    out = Path(args.out)
-    result = train(model, corpus, settings, out=out, resume=args.resume)
-    print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {out}")
-    return 128 + signal.Signals[result.stopped] if result.stopped else 0
+    result = train(model, corpus, settings, out=Path(args.out), resume=args.resume)
+    if rank() > 0:
+        return
+    print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {args.out}")
+    if result.stopped:
+        print(f"{result.stopped} came at step {result.steps}; with --resume the run goes on")
 
 
 def _needs(module: str) -> Any:
@@ -337,6 +349,8 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
     parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
     parser.add_argument("--device", help="cpu, cuda or auto")
+    word = "what the ranks of torchrun hold: ddp (default), copies of the weights, or fsdp, shards"
+    parser.add_argument("--shard", help=word)
     parser.set_defaults(call=_train)
 
     parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text, or tasks")
@@ -436,7 +450,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lmgeom: {error}", file=sys.stderr)
         return 2
     except LmgeomError as error:
-        print(f"lmgeom: {' '.join(str(error).split())}", file=sys.stderr)
+        if not getattr(error, "elsewhere", False):  # the rank where it happened says it
+            print(f"lmgeom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -298,7 +298,7 @@ def test_a_programming_error_is_not_hidden(monkeypatch):
         main(["params"])
 
 
-def test_an_interrupted_run_says_so_by_its_exit_code(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_ends_well_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     found = data.synthetic(64, 0, 4000)
 
     class Interrupting:
@@ -310,7 +310,8 @@ def test_an_interrupted_run_says_so_by_its_exit_code(tmp_path, monkeypatch, caps
             return found.batch(seed, step, *size)
 
     monkeypatch.setattr(data, "corpus", lambda *names: Interrupting())
-    assert train(tmp_path) == 128 + signal.SIGTERM
+    assert train(tmp_path) == 0
+    assert "SIGTERM came at step 2; with --resume the run goes on" in capsys.readouterr().out
 
 
 def test_a_terminated_preparation_leaves_nothing(tmp_path, monkeypatch, capsys):
