@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -153,7 +153,7 @@ def corpus(
     return load(prepare(name, tokenizer=tokenizer, quiet=quiet))
 
 
-def _is_done(out: Path, request: dict, quiet: bool) -> bool:
+def _is_done(out: Path, request: dict[str, Any], quiet: bool) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:
@@ -301,7 +301,7 @@ class _Work:
             )
         self.report = overlap.report() if overlap else {}
 
-    def write_split(self, name: str, overlap: _Overlap | None, is_train: bool) -> dict:
+    def write_split(self, name: str, overlap: _Overlap | None, is_train: bool) -> dict[str, Any]:
         """Write the files of one split and return its row of the manifest."""
         rows, (eot, vocab_size) = self.staged[name], (self.tokenizer.eot, self.tokenizer.vocab_size)
         path = self.folder / name
@@ -337,7 +337,7 @@ class _Work:
         }
 
     # ------------------------------------------------------------ 4. manifest
-    def finish(self, request: dict, source: str) -> None:
+    def finish(self, request: dict[str, Any], source: str) -> None:
         """Write contamination.json and, last, manifest.json; remove the staging file."""
         (self.folder / "stage").unlink()
         tokenizer = self.tokenizer

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lmgeom.errors import DataError
 
@@ -136,7 +136,7 @@ class _TextOnly(HTMLParser):
         self.parts: list[str] = []
         self.hidden = 0
 
-    def handle_starttag(self, tag: str, attrs: list) -> None:
+    def handle_starttag(self, tag: str, attrs: list[Any]) -> None:
         self.hidden += tag in self.HIDDEN
         if tag in self.BLOCKS:
             self.parts.append("\n")
@@ -290,7 +290,7 @@ def factbook(archive: Path) -> Iterator[Document]:
                 yield Document("wiki", text)
 
 
-def _factbook_lines(sections: dict) -> Iterator[str]:
+def _factbook_lines(sections: dict[str, Any]) -> Iterator[str]:
     for section, fields in sections.items():
         yield f"\n{section}\n"
         for name, field in fields.items() if isinstance(fields, dict) else ():

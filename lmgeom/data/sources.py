@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -71,7 +72,7 @@ class Hub:
     configuration: str = ""
     data_files: dict[str, str] | None = None
     splits: dict[str, str] = field(default_factory=lambda: {"train": "train"})
-    domain: Callable[[dict], str] = lambda row: "text"
+    domain: Callable[[dict[str, Any]], str] = lambda row: "text"
     documents: Callable[[Iterator[str]], Iterator[str]] = iter
 
 
@@ -94,7 +95,7 @@ def articles(lines: Iterator[str]) -> Iterator[str]:
         yield "".join(pending)
 
 
-def _pile_domain(row: dict) -> str:
+def _pile_domain(row: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", row["meta"]["pile_set_name"].lower()).strip("-")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,7 +182,7 @@ class Corpus:
     tokenizer: Tokenizer | None
     vocab_size: int
     fingerprint: str
-    manifest: dict = field(default_factory=dict, repr=False)
+    manifest: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def domains(self) -> list[str]:
@@ -288,7 +289,7 @@ def load(folder: str | Path) -> Corpus:
         raise DataError(f"{folder}: not a prepared folder (no readable manifest.json)") from error
 
 
-def _open(folder: Path, manifest: dict) -> Corpus:
+def _open(folder: Path, manifest: dict[str, Any]) -> Corpus:
     vocab_size, weights = manifest["vocab_size"], manifest["weights"]
     dtype, train, splits = token_dtype(vocab_size), {}, {}
     if type(vocab_size) is not int or manifest["dtype"] != dtype.name:

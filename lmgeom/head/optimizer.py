@@ -229,7 +229,7 @@ class Equispread(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[Any],
         lr: float = 1.0,
         *,
         budget: float = 0.3,
@@ -363,7 +363,7 @@ class HeadRule:
     options: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, params: Iterable, size: float, rho: Any = None, **options: Any) -> Any:
+    def __call__(self, params: Iterable[Any], size: float, rho: Any = None, **options: Any) -> Any:
         """Make the optimizer.
 
         Args:

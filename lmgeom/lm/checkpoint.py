@@ -14,6 +14,7 @@ import shutil
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,7 +103,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
+def _write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
     """Write the tensors files and, last, the state.json that vouches for them."""
     folder.mkdir()
     digests = {}
@@ -120,7 +121,7 @@ def _write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> 
 ASIDE = ".replaced"
 
 
-def _publish(final: Path, files: dict[str, dict[str, Tensor]], state: dict) -> None:
+def _publish(final: Path, files: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
     """Write under a temporary name, then rename; at every moment a whole step has a name."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for stale in final.parent.glob(".tmp-step-*"):
@@ -152,7 +153,9 @@ def steps(folder: str | Path) -> list[tuple[int, Path]]:
     return [(step, path) for step, _, path in sorted(found)]
 
 
-def _save(final: Path, files: dict[str, dict[str, Tensor]], state: dict, keep: int) -> None:
+def _save(
+    final: Path, files: dict[str, dict[str, Tensor]], state: dict[str, Any], keep: int
+) -> None:
     """Publish a checkpoint, then delete all up to its step but the newest `keep`."""
     try:
         _publish(final, files, state)
@@ -171,7 +174,7 @@ def save(
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    extra: dict | None = None,
+    extra: dict[str, Any] | None = None,
     *,
     keep: int = 2,
 ) -> Path:
@@ -222,10 +225,10 @@ class Checkpoint:
 
     path: Path
     step: int
-    config: dict | None
+    config: dict[str, Any] | None
     tied: dict[str, str]
-    optimizer: dict | None
-    extra: dict
+    optimizer: dict[str, Any] | None
+    extra: dict[str, Any]
 
 
 def _check_tensors_file(path: Path, digest: str) -> None:
@@ -253,7 +256,7 @@ _FIELDS = {"step": int, "config": dict | None, "tied": dict, "optimizer": dict |
 _FIELDS |= {"extra": dict, "sha256": dict}
 
 
-def _read_state(path: Path) -> dict:
+def _read_state(path: Path) -> dict[str, Any]:
     """Parse state.json and refuse one that we did not write."""
     file = path / "state.json"
     try:
@@ -348,7 +351,7 @@ def _read_model(checkpoint: Checkpoint, model: nn.Module) -> list[tuple[Tensor, 
     return [(tensor, loaded[name]) for name, tensor in tensors.items()]
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-load
-def _saved_groups(checkpoint: Checkpoint) -> list[dict]:
+def _saved_groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Give the saved parameter groups, none where they do not have the form that we write."""
     saved = checkpoint.optimizer or {}
     groups = saved.get("groups")
@@ -363,7 +366,7 @@ def _saved_groups(checkpoint: Checkpoint) -> list[dict]:
 
 def _read_optimizer(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict:
+) -> dict[str, Any]:
     """Return the stored state in the form of `state_dict`, after all names agree."""
     owners = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in owners.items()}
@@ -393,7 +396,7 @@ def _read_optimizer(
     return {"state": state, "param_groups": groups}
 
 
-def _set_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
+def _set_optimizer(optimizer: torch.optim.Optimizer, stored: dict[str, Any]) -> None:
     """Give the optimizer its stored state through its own `load_state_dict`."""
     optimizer.load_state_dict(stored)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -161,14 +161,20 @@ class Undrawn(TorchFunctionMode):
     """Leave tensors as they are where `torch.nn.init.normal_` would fill them."""
 
     def __torch_function__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Return the tensor, or what any other function makes of its arguments."""
         kwargs = kwargs or {}
         return kwargs["tensor"] if function is nn.init.normal_ else function(*args, **kwargs)
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-options
-def check_options(name: str, options: Any, choice: str, build: Callable, *size, **shared) -> dict:
+def check_options(
+    name: str, options: Any, choice: str, build: Callable[..., Any], *size, **shared
+) -> dict[str, Any]:
     """Return a copy of options: JSON values that `build(*size, **shared, **options)` accepts."""
     require(name, options, isinstance(options, dict), "must be a dict")
     kinds = inspect.signature(build).parameters.values()

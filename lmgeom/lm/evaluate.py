@@ -7,7 +7,7 @@ __all__ = ['windows', 'choose', 'Losses', 'losses', 'ratio', 'Evaluation', 'summ
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def _lengths(split, document_tokens: int | None) -> np.ndarray:
 
 def _plan(
     split, context: int, overlap: int, max_tokens: int | None, document_tokens: int | None
-) -> list[tuple]:
+) -> list[tuple[Any, ...]]:
     """List the windows (document, start, stop, score) of the chosen documents, in text order."""
     lengths = _lengths(split, document_tokens)
     firsts = np.ones_like(lengths) if split.score_from is None else split.score_from
@@ -92,7 +92,7 @@ def _plan(
     ]
 
 
-def _score(model: nn.Module, split, batch: list[tuple], chunk: int):
+def _score(model: nn.Module, split, batch: list[tuple[Any, ...]], chunk: int):
     """Read one batch of windows, padded on the right, and score the positions they ask for."""
     longest = max(stop - start for _, start, stop, _ in batch)
     ids = np.zeros((len(batch), longest), np.int64)

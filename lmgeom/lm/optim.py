@@ -45,7 +45,7 @@ def role(name: str, shape: tuple[int, ...]) -> str:
     return "matrix"
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-groups
-def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict]:
+def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict[str, Any]]:
     """Split a model's parameters by role; only tables and matrices decay.
 
     Args:
@@ -100,7 +100,9 @@ def _muon(params: Iterable[nn.Parameter]) -> type[torch.optim.Muon]:
     return ShardedMuon if any(map(is_sharded, params)) else torch.optim.Muon
 
 
-def _take(groups: list[dict], params: Iterable) -> tuple[list[dict], list[dict]]:
+def _take(
+    groups: list[dict[str, Any]], params: Iterable[Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Split groups into those of some parameters and those of the others."""
     chosen, taken, left = {id(p) for p in params}, [], []
     for group in groups:
@@ -111,7 +113,12 @@ def _take(groups: list[dict], params: Iterable) -> tuple[list[dict], list[dict]]
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-head
 def _head_part(
-    model: nn.Module, groups: list[dict], rule: HeadRule, size: float, options: Mapping, **adamw
+    model: nn.Module,
+    groups: list[dict[str, Any]],
+    rule: HeadRule,
+    size: float,
+    options: Mapping[str, Any],
+    **adamw,
 ) -> torch.optim.Optimizer:
     """Make the optimizer of the head; `adamw` are settings it shares with the rest, if it can."""
     tied = isinstance(model.head, TiedHead)

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from ..errors import ConfigError
 
 # %% ../../nbs/lm/09_progress.ipynb #progress-history
-def as_line(entry: dict) -> str:
+def as_line(entry: dict[str, Any]) -> str:
     """Write an entry as one line of JSON; dataclasses in it become objects."""
     return json.dumps(entry, default=asdict) + "\n"
 
@@ -36,8 +37,8 @@ class History:
     """
 
     def __init__(self, folder: Path | None = None, step: int = 0):
-        self.steps: list[dict] = []
-        self.evaluations: list[dict] = []
+        self.steps: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
         self._file = None
         if folder is None:
             return
@@ -53,10 +54,10 @@ class History:
         os.replace(new, path)
         self._file = path.open("a", encoding="utf-8")
 
-    def _keep(self, entry: dict) -> None:
+    def _keep(self, entry: dict[str, Any]) -> None:
         (self.evaluations if "evaluation" in entry else self.steps).append(entry)
 
-    def add(self, entry: dict) -> None:
+    def add(self, entry: dict[str, Any]) -> None:
         """Keep an entry and append its line to the file."""
         self._keep(entry)
         if self._file:
@@ -126,7 +127,11 @@ def exclusive(folder: Path | None) -> Iterator[None]:
 
 # %% ../../nbs/lm/09_progress.ipynb #progress-log-line
 def log_line(
-    entry: dict, steps: int, pace: float, flops: int | None = None, peak: float | None = None
+    entry: dict[str, Any],
+    steps: int,
+    pace: float,
+    flops: int | None = None,
+    peak: float | None = None,
 ) -> str:
     """Format a step: position, loss, learning rate, gradient norm, speed, time left.
 
@@ -174,7 +179,7 @@ class Report:
         elif not self.quiet:
             print(text, flush=True)
 
-    def step(self, entry: dict) -> None:
+    def step(self, entry: dict[str, Any]) -> None:
         """Show the entry of a step."""
         now = entry["seconds"]
         self.pace = now if self.pace is None else 0.9 * self.pace + 0.1 * now
@@ -183,7 +188,7 @@ class Report:
         if not self.quiet and (entry["step"] % self.every == 0 or entry["step"] == self.steps):
             self.say(log_line(entry, self.steps, self.pace, self.flops, self.peak))
 
-    def evaluation(self, entry: dict) -> None:
+    def evaluation(self, entry: dict[str, Any]) -> None:
         """Show an evaluation: the loss of each split, or the number itself."""
         parts = [f"step {entry['step']}/{self.steps} evaluated"]
         for name, value in entry["evaluation"].items():

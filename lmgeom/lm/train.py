@@ -35,7 +35,7 @@ from .optim import BODY_RULES, make_optimizer, schedule
 from .progress import History, Report, as_line, exclusive, interrupts
 
 # %% ../../nbs/lm/06_train.ipynb #train-accumulate
-def accumulate(loss_of: Callable, x: Tensor, y: Tensor, pieces: int = 1) -> Tensor:
+def accumulate(loss_of: Callable[..., Any], x: Tensor, y: Tensor, pieces: int = 1) -> Tensor:
     """Add the gradient of the batch's mean loss to `.grad`, piece by piece.
 
     Args:
@@ -78,7 +78,7 @@ def first_bad(model: nn.Module, x: Tensor) -> str:
     if found := bad_weights(model):
         return found[0]
 
-    def look(name: str) -> Callable:
+    def look(name: str) -> Callable[..., Any]:
         def hook(module, inputs, output):
             if not output.isfinite().all():
                 found.append(f"output of {name}")
@@ -101,7 +101,7 @@ def first_bad(model: nn.Module, x: Tensor) -> str:
 def update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    loss_of: Callable,
+    loss_of: Callable[..., Any],
     batch: tuple[Tensor, Tensor],
     *,
     clip: float = 1.0,
@@ -291,7 +291,7 @@ class TrainConfig:
 FREE = ("eval_every", "checkpoint_every", "keep", "log_every", "shard")
 
 
-def differences(old: dict, new: dict, prefix: str = "") -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     """List the settings that differ, as "field: old -> new", except those in `FREE`."""
     found = []
     for key in sorted((set(old) | set(new)) - set(FREE)):
@@ -304,7 +304,11 @@ def differences(old: dict, new: dict, prefix: str = "") -> list[str]:
 
 
 def restore(
-    out: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict, changes: bool
+    out: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: dict[str, Any],
+    changes: bool,
 ) -> int:
     """Load the newest good checkpoint of a run and give its step, 0 where there is none.
 
@@ -393,8 +397,8 @@ class TrainResult:
         stopped: Name of the signal that ended the run early, or None.
     """
 
-    history: list[dict]
-    evaluations: list[dict]
+    history: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     seconds: float
     tokens: int
     steps: int
@@ -430,7 +434,7 @@ def _check_steps(rule: torch.optim.Optimizer, step: int) -> None:
         raise TrainingError(f"step {step}: {error}") from None
 
 
-def _settings(model: nn.Module, data, config: TrainConfig) -> dict:
+def _settings(model: nn.Module, data, config: TrainConfig) -> dict[str, Any]:
     """Collect what determines the run, as it will be read back from a checkpoint."""
     data_id = getattr(data, "fingerprint", None)
     settings = {"train": config.to_dict(), "model": model.config.to_dict(), "data": data_id}
@@ -468,7 +472,7 @@ def _due(step: int, every: int, steps: int) -> bool:
     return step == steps or (every > 0 and step % every == 0)
 
 
-def _evaluation(evaluate: Callable, model: nn.Module, step: int) -> dict:
+def _evaluation(evaluate: Callable[..., Any], model: nn.Module, step: int) -> dict[str, Any]:
     """Evaluate, and give the entry as it will be read back from the log."""
     model.eval()
     try:

@@ -189,7 +189,7 @@ class PolarUnitRows(Equispread):
         return unit_rows(polar(M))
 
 
-def _sgd(params: Iterable, size: float, **_: Any) -> torch.optim.SGD:
+def _sgd(params: Iterable[Any], size: float, **_: Any) -> torch.optim.SGD:
     return torch.optim.SGD(params, lr=size, momentum=0.95, dampening=0.95)
 
 

@@ -106,7 +106,9 @@ def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
         raise ConfigError(f"{where}: unknown {unknown[0]!r}; known: {', '.join(known)}")
 
 
-def _check(values: Any, needed: Mapping, where: str, optional: Mapping | None = None) -> None:
+def _check(
+    values: Any, needed: Mapping[str, Any], where: str, optional: Mapping[str, Any] | None = None
+) -> None:
     if wrong := fault(values, needed, optional):
         raise ConfigError(f"{where}: {wrong}")
 

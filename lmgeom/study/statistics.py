@@ -448,7 +448,9 @@ def paired_strata(
     return Strata(len(seeds), targets, sums, shares)
 
 
-def _differences(a: list[dict], b: list[dict], metric: str) -> list[tuple]:
+def _differences(
+    a: list[dict[str, Any]], b: list[dict[str, Any]], metric: str
+) -> list[tuple[Any, ...]]:
     """List (weight, counts (B, S), differences (seeds, B, S)) of the splits behind a metric."""
     for r in (*a, *b):
         if "strata" not in r:
