@@ -9,6 +9,7 @@ __all__ = ['T', 'SHARDS', 'ENTRYWISE', 'size', 'rank', 'local_rank', 'process_gr
 import contextlib
 import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -77,8 +78,8 @@ def process_group(device: str = "auto") -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        first = str(error).partition("\n")[0]
-        raise TrainingError(f"rank {rank()} has lost another rank: {first}") from error
+        why = re.sub(r"^\[\S*\] ", "", str(error)).partition(". ")[0].partition("\n")[0]
+        raise TrainingError(f"rank {rank()} has lost another rank: {why}") from error
     dist.destroy_process_group()
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-once

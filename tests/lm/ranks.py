@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from lmgeom.data import synthetic
+from lmgeom.errors import LmgeomError
 from lmgeom.lm.config import Config
 from lmgeom.lm.distributed import process_group, rank, whole
 from lmgeom.lm.model import LanguageModel
@@ -54,6 +55,36 @@ def run(rule: str, dtype: str, shard: str = "ddp", **options):
     return [[e["loss"], e["grad_norm"], e["tokens"]] for e in result.history], weights
 
 
+def failure(shard: str, *, spoil: int | None = None, **options) -> str:
+    """One line of a run that must fail: the output of one block overflows on rank `spoil`."""
+    torch.manual_seed(0)
+    model = LanguageModel(TIED)
+    if spoil == rank():
+        model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: output * torch.inf)
+    changes = {"shard": shard, "batch_size": options.pop("batch_size", 4)}
+    try:
+        train(model, DATA, TrainConfig(**RUN | changes), quiet=True, **options)
+    except LmgeomError as error:
+        return str(error)
+    return "nothing failed"
+
+
+def plain_muon(model, config):
+    """The optimizer of a user who does not know about shards."""
+    return torch.optim.Muon(model.blocks[0].mlp.parameters())
+
+
+def failures() -> dict[str, str]:
+    """What is said about errors, by name."""
+    return {
+        "ddp": failure("ddp", spoil=1),
+        "fsdp": failure("fsdp", spoil=1),
+        "optimizer": failure("fsdp", optimizer=plain_muon),
+        "batch": failure("ddp", batch_size=3),
+        "once": failure("ddp", out="/proc/nowhere"),
+    }
+
+
 def main(out: Path) -> None:
     """Run every case on all ranks and leave its losses and weights in a folder."""
     torch.set_num_threads(1)
@@ -66,6 +97,7 @@ def main(out: Path) -> None:
                         save_file(weights, out / f"{rule}-{dtype}-{shard}.safetensors")
                         text = json.dumps(losses)
                         (out / f"{rule}-{dtype}-{shard}.json").write_text(text)
+        (out / f"failures-{rank()}.json").write_text(json.dumps(failures()))
 
 
 if __name__ == "__main__":

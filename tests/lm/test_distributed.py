@@ -2,14 +2,20 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import rank_faults
 import ranks
 import torch
 from safetensors.torch import load_file
+
+from lmgeom.lm import checkpoint
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -37,3 +43,58 @@ def test_two_processes_equal_one(two, rule, dtype):
         if dtype == "float64":
             for key, weight in weights.items():
                 torch.testing.assert_close(loaded[key], weight, rtol=0, atol=1e-8)
+
+
+def test_every_rank_says_what_failed_and_where(two):
+    said = [json.loads((two / f"failures-{rank}.json").read_text()) for rank in (0, 1)]
+    assert said[0] == said[1]
+    bad = "step 1: loss nan, .* is output of blocks.1.mlp on rank 1"
+    for shard in ("ddp", "fsdp"):
+        assert re.search(bad, said[0][shard])
+    assert said[0]["optimizer"] == "shard='fsdp': Muon needs whole weights; use 'ddp'"
+    assert said[0]["batch"] == "batch_size=3: must be a multiple of 2 ranks x 1 pieces"
+    assert said[0]["once"].startswith("out='/proc/nowhere': cannot be written")
+
+
+# The command under torchrun ----------------------------------------------------------------------
+
+
+def command(out, fault, *words, ranks=2):
+    """Run `lmgeom train` on some ranks while something happens to the last one."""
+    start = TORCHRUN if ranks == 2 else [sys.executable]
+    script = [*start, rank_faults.__file__, fault, "train", *rank_faults.WORDS]
+    done = subprocess.run(
+        [*script, "--out", str(out), *words], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def logged(out):
+    entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries] == list(range(1, 9))
+    return [entry["loss"] for entry in entries]
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
+    """One process to step 2, two with shards to step 5 or so, one to the end: as one throughout."""
+    assert command(tmp_path / "whole", "none", ranks=1)[0] == 0
+    out = tmp_path / "parts"
+    code, said, _ = command(out, "signal:1", ranks=1)
+    assert code == 0
+    assert "SIGTERM came at step 2; with --resume the run goes on" in said
+    _, said, _ = command(out, "signal:4", "--resume", "--shard", "fsdp")
+    assert said.count("with --resume the run goes on") == 1
+    assert 5 <= checkpoint.latest(out).step < 8
+    assert command(out, "none", "--resume", ranks=1)[0] == 0
+    assert logged(out) == pytest.approx(logged(tmp_path / "whole"), abs=1e-5)
+
+
+def test_a_dead_rank_ends_the_others_and_is_named(tmp_path):
+    started = time.monotonic()
+    code, _, said = command(tmp_path, "die:4", "--checkpoint-every", "2")
+    assert time.monotonic() - started < 60
+    assert code != 0
+    assert re.search(r"rank +: 1 ", said)
+    assert f"Signal {signal.SIGKILL.value} (SIGKILL)" in said
+    assert "rank 0 has lost another rank" in said
+    assert checkpoint.latest(tmp_path).step == 4
