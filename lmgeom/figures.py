@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ import matplotlib.style
 import numpy as np
 from IPython import get_ipython
 from IPython.display import HTML, display
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
+from matplotlib.transforms import Affine2D, IdentityTransform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
 
 __all__ = [
     "COLORS",
@@ -55,6 +58,7 @@ COLORS: dict[str, str] = {
     "reference": "#333333",
     "muted": "#767676",
 }
+PAPER = "#ffffff"
 CYCLE: list[str] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333"]
 
 _started = time.perf_counter()
@@ -75,10 +79,66 @@ def use() -> None:
         set_matplotlib_formats("svg", metadata={"Date": None, "Creator": None})
 
 
+class _Label(Annotation):
+    """An annotation with a halo that makes room for its neighbors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shift = 0.0  # pixels upward
+        self.set_path_effects([withStroke(linewidth=2.4, foreground=PAPER)])
+
+    def update_positions(self, renderer: Any) -> None:
+        """Find the place that was asked for, and move from there."""
+        super().update_positions(renderer)
+        self.set_transform(self.get_transform() + Affine2D().translate(0, self.shift))
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the label; the first of its axes parts them all."""
+        others = [text for text in self.axes.texts if isinstance(text, _Label)]
+        if self is others[0]:
+            _part([text for text in others if text.arrow_patch is None], renderer)
+        super().draw(renderer)
+
+
+def _part(labels: Sequence[_Label], renderer: Any) -> None:
+    """Stack labels that overlap, each stack centered on where its labels want to be."""
+    boxes = {}
+    for text in labels:
+        text.shift = 0.0
+        box = text.get_window_extent(renderer)
+        boxes[text] = (box.x0 + 1, box.x1 - 1, (box.y0 + box.y1) / 2, box.height - 2)
+
+    def overlap(one: _Label, other: _Label) -> bool:
+        (left, right, y, height), (start, end, at, tall) = boxes[one], boxes[other]
+        apart = abs(y + one.shift - at - other.shift)
+        return left < end and start < right and apart < (height + tall) / 2 - 1e-6
+
+    stacks = [[text] for text in labels]
+    while pair := next(
+        (
+            (a, b)
+            for a, b in combinations(stacks, 2)
+            if any(overlap(one, other) for one in a for other in b)
+        ),
+        None,
+    ):
+        stacks = [stack for stack in stacks if stack not in pair]
+        stacks.append(sorted(pair[0] + pair[1], key=lambda text: boxes[text][2]))
+        total = sum(boxes[text][3] for text in stacks[-1])
+        y = sum(boxes[text][2] for text in stacks[-1]) / len(stacks[-1]) - total / 2
+        for text in stacks[-1]:
+            _, _, wanted, height = boxes[text]
+            text.shift = y + height / 2 - wanted
+            y += height
+
+
 def label(
     ax: Axes, x: float, y: float, text: str, color: str = COLORS["reference"], **kwargs: Any
 ) -> Annotation:
     """Write a label beside a curve, in the curve's color, instead of a legend.
+
+    A halo keeps lines behind the label from striking it out. Labels of one axes that overlap when
+    they are drawn move apart, up or down, by no more than they must.
 
     Args:
         ax: Axes to write on.
@@ -93,7 +153,10 @@ def label(
     """
     defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
     settings = {**defaults, **kwargs}
-    return ax.annotate(text, (x, y), color=COLORS.get(color, color), **settings)
+    annotation = _Label(text, (x, y), color=COLORS.get(color, color), **settings)
+    annotation.set_transform(IdentityTransform())
+    ax.add_artist(annotation)
+    return annotation
 
 
 def intervals(
@@ -164,7 +227,7 @@ def screening(
     color, best = COLORS.get(color, color), min(trials, key=lambda trial: trial[1])
     ax.plot(*zip(*trials, strict=True), "o-", color=color)
     ax.plot(*best, "o", markersize=11, fillstyle="none", color=color)
-    label(ax, *trials[-1], text, color)
+    label(ax, *trials[-1], text, color, xytext=(8, 0))  # right of a circle, if that is the best
     return best
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lmgeom import figures
@@ -48,6 +50,46 @@ def test_label_takes_a_name_of_the_palette():
     ax = Figure().subplots()
     assert figures.label(ax, 0, 0, "x", "tied").get_color() == figures.COLORS["tied"]
     assert figures.label(ax, 0, 0, "x", "#123456").get_color() == "#123456"
+
+
+def boxes(ax):
+    """Boxes of the labels as drawn, and after a second drawing."""
+    figure = ax.figure
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for _ in range(2):
+        figure.draw(renderer)
+        yield [text.get_window_extent(renderer) for text in ax.texts]
+
+
+def test_labels_that_would_overlap_are_parted_and_others_stay():
+    names, heights = ("untied", "lev", "tied", "far"), (0.50, 0.49, 0.51, 0.9)
+    ax = Figure().subplots()
+    ax.set(ylim=(0, 1))
+    for name, y in zip(names, heights, strict=True):
+        figures.label(ax, 1, y, name)
+    alone = Figure().subplots()
+    alone.set(ylim=(0, 1))
+    figures.label(alone, 1, 0.9, "far")
+    first, second = boxes(ax)
+    for one, other in itertools.combinations(first, 2):
+        assert min(one.y1, other.y1) - max(one.y0, other.y0) <= 2 + 1e-6  # of 13 pixels
+    untied, lev, tied, far = ([box.y0, box.y1] for box in first)
+    assert lev < untied < tied < far
+    assert np.mean([untied, lev, tied]) == pytest.approx(np.mean([first[0].y0, first[0].y1]))
+    assert far == pytest.approx([value for box in next(boxes(alone)) for value in (box.y0, box.y1)])
+    assert [box.y0 for box in first] == pytest.approx([box.y0 for box in second])
+
+
+def test_labels_side_by_side_or_with_an_arrow_stay():
+    ax = Figure().subplots()
+    arrow = {"arrowstyle": "-"}
+    labels = [
+        figures.label(ax, 0.1, 0.5, "left"),
+        figures.label(ax, 0.8, 0.5, "right"),
+        figures.label(ax, 0.1, 0.5, "arrow", arrowprops=arrow),
+    ]
+    list(boxes(ax))
+    assert [text.shift for text in labels] == [0, 0, 0]
 
 
 def luminance(color: str) -> float:
