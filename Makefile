@@ -10,7 +10,7 @@ RUN := $(ENV)/bin/python
 BOOK := $(RUN) -m lmgeom book
 
 .DEFAULT_GOAL := help
-.PHONY: help env npm-there book serve pdf zip test lint export screenshots clean
+.PHONY: help env npm-there plan book serve pdf zip test lint export screenshots clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ export: env ## export the library from the notebooks, and clean them
 book: env npm-there ## execute the notebooks that changed and build the pages
 	@$(ENV)/bin/nbdev-export
 	$(BOOK) build --profile $(PROFILE)
+
+plan: env ## say what make book would run, without running it
+	$(BOOK) plan --profile $(PROFILE)
 
 serve: env ## serve the built pages on http://127.0.0.1:8000
 	$(BOOK) serve --profile $(PROFILE) --port $(PORT)

@@ -24,6 +24,15 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(arguments: argparse.Namespace) -> int:
+    """Say what `build` would do."""
+    from lmgeom.book.pipeline import plan
+    from lmgeom.book.settings import repository
+
+    print("\n".join(plan(repository(), arguments.profile)))
+    return 0
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     """Serve the built pages to this machine only."""
     from functools import partial
@@ -64,6 +73,18 @@ def _screenshots(arguments: argparse.Namespace) -> int:
     pages = [known[name] for name in arguments.page] or known.values()
     written = screenshots(pages, folder, folder.parents[2] / "screenshots")
     print(f"{len(written)} pictures in {written[0].parent}")
+    return 0
+
+
+def _rerun(arguments: argparse.Namespace) -> int:
+    """Execute one chapter with a reader's parameters and compare it with the book's."""
+    from lmgeom.book.rerun import rerun
+    from lmgeom.book.settings import repository
+
+    results = Path(arguments.results) if arguments.results else None
+    options = {"results": results, "profile": arguments.profile}
+    page = rerun(repository(), arguments.chapter, arguments.parameters, **options)
+    print(f"your numbers beside ours: {page}")
     return 0
 
 
@@ -108,10 +129,22 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("build", help="execute what changed and build the pages")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
     parser.set_defaults(call=_build)
+    parser = commands.add_parser("plan", help="say what build would run, and for how long")
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_plan)
     parser = commands.add_parser("serve", help="serve the built pages to this machine")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0: any free")
     parser.set_defaults(call=_serve)
+    parser = commands.add_parser("rerun", help="execute a chapter your way, beside the book's")
+    parser.add_argument("chapter", help="such as lev/01_spline")
+    word = "a parameter of the chapter, as seed=3; may be given again"
+    options = {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": word}
+    parser.add_argument("-p", "--parameter", dest="parameters", **options)
+    word = "folder of your records, as `lmgeom study run --results` writes them"
+    parser.add_argument("--results", metavar="FOLDER", help=word)
+    parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
+    parser.set_defaults(call=_rerun)
     parser = commands.add_parser("pdf", help="print the built pages to one PDF")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
     parser.set_defaults(call=_pdf)

@@ -32,8 +32,19 @@ def _tree(path: Path, stat: tuple[int, int]) -> ast.Module:
 
 def _parse(path: Path) -> ast.Module:
     """Parse a file, from the cache where it has not changed."""
+    return _tree(path, _stat(path))
+
+
+@lru_cache(maxsize=1024)
+def _meaning(path: Path, stat: tuple[int, int]) -> str:
+    """Hash of a module's code without comments and layout, once per modification."""
+    return _sha256(ast.dump(_tree(path, stat)))
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """What tells one modification of a file from the next."""
     info = path.stat()
-    return _tree(path, (info.st_mtime_ns, info.st_size))
+    return info.st_mtime_ns, info.st_size
 
 
 def _sha256(*parts: str | bytes) -> str:
@@ -183,7 +194,7 @@ def fingerprint(
             for cell in notebook.cells
             if cell.cell_type == "code"
         ],
-        "modules": {name: _sha256(ast.dump(_parse(path))) for name, path in modules.items()},
+        "modules": {name: _meaning(path, _stat(path)) for name, path in modules.items()},
         "versions": versions(),
     }
     used = {name.split(".")[1] for name in modules if "." in name}

@@ -28,7 +28,7 @@ from lmgeom.book.settings import Profile, notebook_names, notebook_path
 from lmgeom.book.staging import stage
 from lmgeom.errors import BookError
 
-__all__ = ["Execution", "Workspace", "execute", "executed_notebook"]
+__all__ = ["Execution", "Workspace", "execute", "executed_notebook", "pending"]
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 TRACEBACK_LINES = 8
@@ -103,9 +103,11 @@ class Workspace:
             return None
 
 
-def _start_worker(parent: int) -> None:
+def _start_worker(parent: int, results: Path | None) -> None:
     """Set the environment of a worker, which its kernels inherit, and end it with its parent."""
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONHASHSEED="0")
+    if results is not None:
+        os.environ["LMGEOM_RESULTS"] = str(results)
     os.environ.pop("MPLBACKEND", None)
 
     def watch() -> None:
@@ -177,7 +179,11 @@ def _keep(work: Workspace, name: str, error: BaseException) -> str:
 
 
 def _plan(
-    work: Workspace, profile: Profile, names: Iterable[str], prepared: Path | None
+    work: Workspace,
+    profile: Profile,
+    names: Iterable[str],
+    prepared: Path | None,
+    results: Path | None,
 ) -> tuple[list[str], list[Execution]]:
     """Stage every notebook; return the names that are up to date and what the others will be."""
     fresh, todo = [], []
@@ -185,7 +191,7 @@ def _plan(
         path = notebook_path(work.root, name)
         parameters = profile.parameters.get(name, {})
         notebook = stage(name, path, parameters, profile.name)
-        stamp = fingerprint(notebook, work.root, prepared)
+        stamp = fingerprint(notebook, work.root, prepared, results)
         nbformat.write(notebook, work.file("staged", name))
         last = work.execution(name)
         if last and last.stamp == stamp and work.file("executed", name).is_file():
@@ -206,6 +212,21 @@ def _plan(
     return fresh, sorted(todo, key=lambda item: (-item.seconds, item.name.split("/")[0]))
 
 
+def pending(root: Path, profile: Profile, *, prepared: Path | None = None) -> list[Execution]:
+    """Executions that a profile lacks, the longest first.
+
+    Args:
+        root: Checkout of the repository.
+        profile: Its parameters count.
+        prepared: Folder of prepared data sets.
+
+    Returns:
+        What each would be; its `seconds` are those of the last time, infinite if there was none.
+    """
+    work = Workspace(root, profile.name)
+    return _plan(work, profile, notebook_names(root), prepared, None)[1]
+
+
 def _finish(work: Workspace, planned: Execution, seconds: float) -> None:
     """Put a good execution in place and write its record."""
     os.replace(work.file("running", planned.name), work.file("executed", planned.name))
@@ -216,7 +237,12 @@ def _finish(work: Workspace, planned: Execution, seconds: float) -> None:
 
 
 def execute(
-    root: Path, profile: Profile, *, names: Iterable[str] = (), prepared: Path | None = None
+    root: Path,
+    profile: Profile,
+    *,
+    names: Iterable[str] = (),
+    prepared: Path | None = None,
+    results: Path | None = None,
 ) -> list[str]:
     """Execute the notebooks whose inputs changed, with a line of progress each.
 
@@ -225,6 +251,7 @@ def execute(
         profile: Workers, time-out and parameters.
         names: Notebooks to execute; all by default.
         prepared: Folder of prepared data sets, part of what determines the outputs.
+        results: Folder of records that the notebooks read; the committed ones by default.
 
     Returns:
         Names of the notebooks executed now.
@@ -235,11 +262,11 @@ def execute(
             and last lines.
     """
     work = Workspace(root, profile.name)
-    fresh, todo = _plan(work, profile, list(names) or notebook_names(root), prepared)
+    fresh, todo = _plan(work, profile, list(names) or notebook_names(root), prepared, results)
     total, failures = len(fresh) + len(todo), []
     print(f"notebooks: {len(fresh)} up to date, {len(todo)} to run, {profile.workers} at a time")
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(profile.workers, spawn, _start_worker, (os.getpid(),))
+    pool = ProcessPoolExecutor(profile.workers, spawn, _start_worker, (os.getpid(), results))
     running: dict[Future[float], Execution] = {}
     try:
         for item in todo:

@@ -24,8 +24,9 @@ def root() -> Path:
 
 
 def results() -> Path:
-    """Return the folder of committed run records."""
-    return root() / "book" / "results"
+    """Return the folder of run records: ``$LMGEOM_RESULTS``, or the committed ones."""
+    named = os.environ.get("LMGEOM_RESULTS")
+    return Path(named) if named else root() / "book" / "results"
 
 
 def build() -> Path:
