@@ -164,6 +164,33 @@ def test_the_signal_to_the_trunk_is_bounded_and_the_bound_is_attained(seed, n, d
     assert (change.norm(dim=1) <= limit * (1 + 1e-9)).all()
 
 
+@given(SEED, ROWS, DIM)
+def test_the_whole_change_of_the_signal_needs_the_diameter_of_the_head_too(seed, n, d):
+    """Not only the update moves what goes to the trunk: the head sends back other errors."""
+    W, S = normal(seed, 2, n, d)
+    h, rho = 1.5 * F.normalize(normal(seed + 1, 40, d)), 1.5
+    before, after = ((h @ head.T).softmax(1) for head in (W, W + S))
+    target = F.one_hot(torch.arange(40) % n, n)
+    change = ((after - target) @ (W + S) - (before - target) @ W).norm(dim=1)
+    value = diameter(S).value
+    smaller = min(diameter(W).value, diameter(W + S).value)
+    assert (change <= (value + math.tanh(rho * value / 4) * smaller) * (1 + 1e-9)).all()
+
+
+def test_no_bound_on_the_signal_to_the_trunk_has_the_diameter_of_the_update_alone():
+    """One update and one hidden state; a head with longer rows changes the signal at will."""
+    S, h = torch.zeros(2, 2), torch.tensor([1.0, 0.0])
+    S[0, 0] = 1.0
+    changes = []
+    for length in (1.0, 10.0, 100.0):
+        W = torch.tensor([[0.0, length], [0.0, -length]])
+        before, after = ((head @ h).softmax(0) for head in (W, W + S))
+        target = torch.tensor([0.0, 1.0])
+        changes.append(((after - target) @ (W + S) - (before - target) @ W).norm().item())
+    assert changes[1] > 5 * changes[0]
+    assert changes[2] > 9.9 * changes[1]
+
+
 # ------------------------------------------------------------------ norms
 @settings(max_examples=25)
 @given(SEED, st.integers(2, 30), DIM, st.sampled_from([0.0, 1.0, 2.0]))

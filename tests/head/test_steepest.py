@@ -105,6 +105,21 @@ def test_row_normalization_is_exact_on_symmetric_clouds(seed, pairs, D):
     assert answer.lower * (1 - 1e-12) <= tension_bounds(G)[0] <= answer.upper * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("size", [(3, 1), (5, 2), (9, 3), (12, 5), (20, 4)])
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+def test_row_normalization_is_the_steepest_step_in_a_ball(size, spread):
+    """With all rows in a ball of radius 1/2, wherever its center, no step is steeper."""
+    G = gradient(sum(size), *size, spread)
+    phi, center = cvxpy.Variable(G.shape), cvxpy.Variable(G.shape[1])
+    limits = [cvxpy.norm(phi[i] - center) <= 0.5 for i in range(len(G))]
+    decrease = cvxpy.sum(cvxpy.multiply(G.numpy(), phi))
+    best = cvxpy.Problem(cvxpy.Maximize(decrease), limits).solve(solver=cvxpy.CLARABEL)
+    step = unit_rows(G) / 2
+    assert step.norm(dim=1).max() <= 0.5 * (1 + 1e-12)
+    assert (G * step).sum().item() == pytest.approx(best, rel=1e-6)
+    assert best == pytest.approx(G.norm(dim=1).sum().item() / 2, rel=1e-6)
+
+
 def test_one_dimension_is_half_the_sum_of_absolute_values():
     G = gradient(0, 30, 1)
     answer = steepest(G)

@@ -242,6 +242,12 @@ def test_scaled_product_never_overflows_on_the_way(exponents, random):
         assert math.isclose(value, float(truth / factor), rel_tol=1e-6, abs_tol=2e-45)
 
 
+def test_three_codebooks_of_59_rows_address_the_papers_vocabulary():
+    layer = LEV(200_376, 8)
+    assert layer.codebooks.shape[:2] == (3, 59)
+    assert layer.codebooks.shape[:2].numel() == 177 < 200_376 <= 59**3
+
+
 @pytest.mark.parametrize("power", [100, -100])
 def test_a_product_outside_the_range_is_what_float_arithmetic_says(power):
     factors = torch.full((4, 1), 2.0**power)

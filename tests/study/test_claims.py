@@ -134,7 +134,11 @@ def judged(rule, folder):
 
 
 EVERY_KIND = [RULE, PAIRS, PAIRS | {"kind": "common"}, FLAT]
-EVERY_KIND += [RULE | {"kind": "match"}, RULE | {"kind": "rare", "targets": 500}]
+EVERY_KIND += [
+    RULE | {"kind": "match"},
+    RULE | {"kind": "drift"},
+    RULE | {"kind": "rare", "targets": 500},
+]
 EVERY_KIND += [RULE | {"kind": "ratio", "metric": "size", "times": 10}]
 EVERY_KIND += [ADDITIVE]
 EVERY_KIND += [
@@ -237,6 +241,26 @@ def test_a_match_needs_every_seed(tmp_path, losses, verdict, words):
     assert words in found.evidence
     with pytest.raises(RecordError, match="unknown metric 'wiki_ood' along training; known: val"):
         judged(RULE | {"kind": "match", "metric": "wiki_ood"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "verdict"),
+    [
+        ((-0.1, -0.11, -0.1), "holds"),
+        ((-0.1, 0.06, -0.1), "direction only"),
+        ((0.1, 0.11, 0.1), "fails"),
+    ],
+)
+def test_a_drift_is_the_slope_of_the_second_half(tmp_path, slopes, verdict):
+    for seed, slope in enumerate(slopes):
+        for arm, part in (("x", 1), ("y", 0)):
+            losses = {250: 5 + part, 500: 4.0, 1000: 4 + slope * part}  # the first is too early
+            curve = [{"tokens": t, "val": loss} for t, loss in losses.items()]
+            keep(tmp_path, arm, seed, losses[1000], curve=curve)
+    found = judged(RULE | {"kind": "drift"}, tmp_path)
+    assert found.verdict == verdict
+    assert f"{np.mean(slopes):+.4f} [" in found.evidence
+    assert "nats a doubling of tokens, 3 paired seeds" in found.evidence
 
 
 def strata_records(folder, effects, *, noise=0.001, targets=(0, 3, 600, 0, 500, 700, 900)):

@@ -1,6 +1,6 @@
 """A tapered model and its uniform twin have one budget: by formula, by counting, by the counter."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -50,6 +50,29 @@ def test_same_parameters_and_flops():
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES][1:])
 def test_the_other_architectures_keep_their_budget_too(architecture):
     check_one_budget(f"{architecture}-small")
+
+
+def shapes_in(state):
+    """Shapes of the tensors in what a model remembers of a text."""
+    if isinstance(state, torch.Tensor):
+        return [tuple(state.shape)]
+    parts = [getattr(state, f.name) for f in fields(state)] if is_dataclass(state) else state
+    return [s for part in parts for s in shapes_in(part)] if isinstance(parts, list | tuple) else []
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES])
+def test_nothing_but_the_width_of_the_mlps_varies(architecture):
+    """Every other parameter, and what the model remembers of a text, is as in the uniform one."""
+    weights, states = [], []
+    for name in (f"{architecture}-small", f"{architecture}-small-tapered"):
+        with torch.device("meta"):
+            model = LanguageModel(replace(presets[name], context=64))
+        weights.append({k: v.shape for k, v in model.state_dict().items() if ".mlp." not in k})
+        model = LanguageModel(replace(presets[name], context=64, vocab_size=64))
+        ids = torch.zeros(1, 5, dtype=torch.int64)
+        states.append(shapes_in(model.step(ids, model.initial_state(1))[1]))
+    assert weights[0] == weights[1]
+    assert states[0] == states[1] != []
 
 
 TAPERED = [f"{name}-{size}-tapered" for size in SIZES for name in ARCHITECTURES]
