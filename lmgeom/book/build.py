@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +21,7 @@ from lmgeom.book.reference import annotate, reference_pages
 from lmgeom.book.settings import notebook_names
 from lmgeom.errors import BookError
 from lmgeom.study import claims
+from lmgeom.study.shown import shown_claims
 
 __all__ = ["assemble", "build", "chapters", "place_sources", "status_page"]
 
@@ -98,26 +98,14 @@ def status_page(executions: Iterable[Execution]) -> str:
 
 
 def claims_page() -> str:
-    """Write the claims ledger with its computed verdicts, part by part, for the front page.
-
-    A part that nothing answers yet is folded; in the others the answered claims come first.
-    """
+    """Write the claims ledger with its computed verdicts, part by part, for the front page."""
     rows = list(claims.load_claims().values())
     known = [*PARTS, *sorted({row["part"] for row in rows} - PARTS.keys())]
-    lines = []
+    chapters, lines = shown_claims(), []
     for part in known:
-        mine = {row["id"]: row for row in rows if row["part"] == part}
-        verdicts = {name: claims.judge(row).verdict for name, row in mine.items()}
-        if not mine:
-            continue
-        counts = Counter(verdicts.values())
-        summary = ", ".join(f"{n} {word}" for word, n in counts.most_common())
-        order = sorted(mine, key=lambda name: verdicts[name] in claims.UNANSWERED)
-        table = claims.table(mine[name] for name in order)
-        if counts.keys() <= claims.UNANSWERED:
-            table = f"<details><summary>{len(mine)} claims</summary>{table}</details>"
-        lines += [f"### {PARTS.get(part, part)}", "", f"{len(mine)} claims: {summary}.", ""]
-        lines += ["```{raw} html", table, "```", ""]
+        if mine := [row for row in rows if row["part"] == part]:
+            lines += [f"### {PARTS.get(part, part)}", ""]
+            lines += ["```{raw} html", claims.overview(mine, chapters), "```", ""]
     return "\n".join(lines)
 
 
