@@ -18,6 +18,7 @@ from lmgeom.book.downloads import offer_notebooks
 from lmgeom.book.execute import Execution, Workspace, executed_notebook
 from lmgeom.book.library import Library
 from lmgeom.book.reference import annotate, reference_pages
+from lmgeom.book.reading import reading_page
 from lmgeom.book.settings import notebook_names
 from lmgeom.errors import BookError
 from lmgeom.study import claims
@@ -169,6 +170,7 @@ def assemble(work: Workspace) -> None:
     files |= reference_pages(library)
     files[PurePosixPath("status.md")] = status_page(executions).encode()
     files[PurePosixPath("_generated/claims.md")] = claims_page().encode()
+    files[PurePosixPath("_generated/reading.md")] = reading_page(work.root).encode()
     place_sources(work, PROSE, files)
 
 
