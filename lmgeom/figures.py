@@ -151,7 +151,7 @@ def label(
     Returns:
         The annotation.
     """
-    defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+    defaults = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "clip_on": False}
     settings = {**defaults, **kwargs}
     annotation = _Label(text, (x, y), color=COLORS.get(color, color), **settings)
     annotation.set_transform(IdentityTransform())

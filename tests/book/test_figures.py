@@ -80,6 +80,16 @@ def test_labels_that_would_overlap_are_parted_and_others_stay():
     assert [box.y0 for box in first] == pytest.approx([box.y0 for box in second])
 
 
+def test_a_label_beyond_the_axes_is_drawn_whole():
+    figure = Figure()
+    ax = figure.subplots()
+    figures.label(ax, 1, 0.5, "a long label at the right edge")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    label = ax.texts[0].get_window_extent(renderer)
+    assert label.x1 > ax.get_window_extent(renderer).x1
+    assert ax.get_tightbbox(renderer).x1 >= label.x1
+
+
 def test_labels_side_by_side_or_with_an_arrow_stay():
     ax = Figure().subplots()
     arrow = {"arrowstyle": "-"}
