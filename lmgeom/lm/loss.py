@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as transforms_active
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
@@ -158,14 +159,15 @@ def linear_weight(head: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Weight (V, D) of a head whose logits are hidden @ weight.T and nothing else, or None.
 
     Such a head is exactly a `TiedHead` or an `nn.Linear` without bias: no subclass, no `forward`
-    of its own, no hook on it or on all modules, and an ordinary tensor as its weight.
+    of its own, no hook on it or on all modules, and an ordinary tensor as its weight, or one
+    without contents, on which memory is counted.
     """
     if type(head) is not TiedHead and (type(head) is not nn.Linear or head.bias is not None):
         return None
     hooked = any(getattr(head, name) for name in HOOKS)
     if hooked or nn.modules.module._has_any_global_hook() or "forward" in vars(head):
         return None
-    return head.weight if type(head.weight) in (Tensor, nn.Parameter) else None
+    return head.weight if type(head.weight) in (Tensor, nn.Parameter, FakeTensor) else None
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
