@@ -6,13 +6,16 @@ import io
 import os
 import tarfile
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from lmgeom.book import assets, build, pipeline
 from lmgeom.book.execute import Workspace
-from lmgeom.errors import BookError
-from lmgeom.study import claims
+from lmgeom.errors import BookError, ConfigError
+from lmgeom.study import claims, run
 
 
 def test_unchanged_files_keep_their_time_and_stale_ones_go(tmp_path):
@@ -75,3 +78,34 @@ def test_failed_studies_stop_the_book(monkeypatch, tmp_path):
     )
     with pytest.raises(BookError, match="records of finished runs are kept"):
         pipeline.run_studies(tmp_path, 2)
+
+
+def test_gpu_profile_is_refused_without_a_gpu(monkeypatch, tmp_path):
+    (tmp_path / "settings.ini").write_text("[gpu]\nworkers = 1\ntimeout = 60\ntokenizers = []\n")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(pipeline, "prepare_data", lambda profile: pytest.fail("began"))
+    with pytest.raises(ConfigError, match=r"needs a CUDA device .*; take profile book"):
+        pipeline.make_book(tmp_path, "gpu")
+
+
+def test_plan_says_what_is_lacking_and_does_nothing(monkeypatch, tmp_path):
+    general = "workers = 3\ntimeout = 60\ntokenizers = ['bpe-16k']\n"
+    (tmp_path / "settings.ini").write_text(f"[book]\n{general}part/01_one.seed = 2\n")
+    (tmp_path / "nbs" / "part").mkdir(parents=True)
+    (tmp_path / "lmgeom").mkdir()
+    cell = new_code_cell("seed = 0", id="seed", metadata={"tags": ["parameters"]})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook = new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+    nbformat.write(notebook, tmp_path / "nbs" / "part" / "01_one.ipynb")
+    monkeypatch.setattr(claims, "load_claims", dict)
+    study = run.Study("s", "?", tmp_path, (SimpleNamespace(path=lambda: tmp_path / "none.json"),))
+    monkeypatch.setattr(run, "studies", lambda: ["s"])
+    monkeypatch.setattr(run, "load_study", lambda name: study)
+    monkeypatch.setattr(run, "time_left", lambda study, workers: 7200.0)
+    lines = pipeline.plan(tmp_path, "book")
+    assert lines[0] == "data: minipile-core, prepared for bpe-16k; read from the cache"
+    assert "0 of 1 runs are on record" in lines[1]
+    assert lines[1].endswith("1 to run, 3 at a time, about 2.0 h like ours")
+    assert lines[2] == "  s: 1 of 1 runs, about 2.0 h"
+    assert "  part/01_one, with seed = 2" in lines
+    assert not list(tmp_path.rglob("executed/**/*.ipynb"))
