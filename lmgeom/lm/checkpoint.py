@@ -47,7 +47,7 @@ def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-optimizer-tensors
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, names: dict[int, str]
-) -> tuple[dict[str, Tensor], dict]:
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Flatten an optimizer: tensors under "parameter.key", everything else as plain data.
 
     Args:
@@ -198,7 +198,8 @@ def save(
         CheckpointError: When it cannot be written; earlier checkpoints are untouched.
     """
     tensors, tied = model_tensors(model)
-    config = model.config.to_dict() if hasattr(model, "config") else None
+    own: Any = getattr(model, "config", None)
+    config = None if own is None else own.to_dict()
     state = {"step": step, "config": config, "tied": tied, "optimizer": None, "extra": extra or {}}
     files = {FILES[0]: tensors}
     if optimizer is not None:
@@ -252,7 +253,12 @@ def _check_tensors_file(path: Path, digest: str) -> None:
         )
 
 # %% ../../nbs/lm/05_checkpoint.ipynb #checkpoint-read
-_FIELDS = {"step": int, "config": dict | None, "tied": dict, "optimizer": dict | None}
+_FIELDS: dict[str, Any] = {
+    "step": int,
+    "config": dict | None,
+    "tied": dict,
+    "optimizer": dict | None,
+}
 _FIELDS |= {"extra": dict, "sha256": dict}
 
 
@@ -354,14 +360,15 @@ def _read_model(checkpoint: Checkpoint, model: nn.Module) -> list[tuple[Tensor, 
 def _saved_groups(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """Give the saved parameter groups, none where they do not have the form that we write."""
     saved = checkpoint.optimizer or {}
-    groups = saved.get("groups")
+    groups: Any = saved.get("groups")
     good = isinstance(groups, list) and isinstance(saved.get("values"), dict)
     form = {"params": list, "settings": dict}
     good = good and all(
         isinstance(group, dict) and all(isinstance(group.get(k), kind) for k, kind in form.items())
         for group in groups
     )
-    return groups if good else []
+    found: list[dict[str, Any]] = groups if good else []
+    return found
 
 
 def _read_optimizer(
@@ -374,13 +381,13 @@ def _read_optimizer(
     saved = _saved_groups(checkpoint)
     if [group["params"] for group in saved] != members:
         raise CheckpointError(f"{checkpoint.path} holds no state for these parameter groups")
-    entries = dict(checkpoint.optimizer["values"])
+    entries = dict((checkpoint.optimizer or {}).get("values", {}))
     with _open(checkpoint.path / FILES[1]) as file:
         for flat in file.keys():  # noqa: SIM118
             like = owners.get(flat.rpartition(".")[0])
             entries[flat] = share(file.get_tensor(flat), like).clone()
     order = {name: index for index, name in enumerate(n for group in members for n in group)}
-    state: dict[int, dict] = {}
+    state: dict[int, dict[str, Any]] = {}
     for flat, value in entries.items():
         name, _, key = flat.rpartition(".")
         if name not in order:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -55,16 +55,19 @@ class Input(NamedTuple):
 
 def lookup_table(vocab_size: int, dim: int) -> nn.Embedding:
     """Make a table of shape (vocab_size, dim); `init_weights` draws its entries."""
-    return nn.Embedding.from_pretrained(torch.empty(vocab_size, dim), freeze=False)
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(vocab_size, dim), freeze=False)
+    return table
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-inputs-registry
-def computed(build: Callable[..., nn.Module], count: Callable[..., dict], *products: str) -> Input:
+def computed(
+    build: Callable[..., nn.Module], count: Callable[..., dict[str, int]], *products: str
+) -> Input:
     """Make an entry of `INPUTS` from the count of its parts; ids are multiplied with `products`."""
 
-    def parameters(vocab_size: int, dim: int, **options) -> int:
+    def parameters(vocab_size: int, dim: int, **options: Any) -> int:
         return count(vocab_size, dim, **options)["total"]
 
-    def flops(vocab_size: int, dim: int, **options) -> int:
+    def flops(vocab_size: int, dim: int, **options: Any) -> int:
         part = count(vocab_size, dim, **options)
         return 2 * sum(part[name] for name in products)
 
@@ -98,7 +101,7 @@ class TiedHead(nn.Module):
         self._table = (table,)
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> Tensor:
         """The shared matrix, shape (vocab_size, dim)."""
         return self._table[0].weight
 
@@ -150,7 +153,7 @@ def check_widths(value: Any, layers: int) -> int | tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         right = "must be a positive integer, or one for each layer"
         require("mlp_width", value, is_count(value), right)
-        return value
+        return int(value)
     right = f"needs one width for each layer: {layers}, got {len(value)}"
     require("mlp_width", value, len(value) == layers, right)
     require("mlp_width", value, all(map(is_count, value)), "must be positive integers")
@@ -173,7 +176,7 @@ class Undrawn(TorchFunctionMode):
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-options
 def check_options(
-    name: str, options: Any, choice: str, build: Callable[..., Any], *size, **shared
+    name: str, options: Any, choice: str, build: Callable[..., Any], *size: int, **shared: Any
 ) -> dict[str, Any]:
     """Return a copy of options: JSON values that `build(*size, **shared, **options)` accepts."""
     require(name, options, isinstance(options, dict), "must be a dict")
@@ -183,9 +186,9 @@ def check_options(
     right = f"unknown for {choice!r}; known: {', '.join(known) or 'none'}"
     require(name, unknown, not unknown, right)
     try:
-        own = json.loads(json.dumps(options, allow_nan=False))
+        own: dict[str, Any] = json.loads(json.dumps(options, allow_nan=False))
     except (TypeError, ValueError):
-        own = None
+        own = {}
     right = "values must be numbers, strings, booleans or lists of them"
     require(name, options, own == options, right)
     try:
@@ -238,7 +241,7 @@ class Config:
     norm_eps: float = 1e-6
     init_std: float = 0.02
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "heads", "context"):
             value = getattr(self, name)
             require(name, value, is_count(value), "must be a positive integer")
@@ -253,8 +256,9 @@ class Config:
         options = check_options("input_options", self.input_options, self.input, build, *size)
         object.__setattr__(self, "input_options", options)
         shared = {"context": self.context, "rope_base": self.rope_base}
-        build = MIXERS[self.mixer], self.dim, self.heads
-        options = check_options("mixer_options", self.mixer_options, self.mixer, *build, **shared)
+        mixer, width = MIXERS[self.mixer], (self.dim, self.heads)
+        own = self.mixer_options
+        options = check_options("mixer_options", own, self.mixer, mixer, *width, **shared)
         object.__setattr__(self, "mixer_options", options)
         no_table = self.head == "tied" and self.input != "table"
         require("head", self.head, not no_table, f"input {self.input!r} has no table; use 'untied'")
@@ -262,8 +266,8 @@ class Config:
     @property
     def widths(self) -> tuple[int, ...]:
         """Inner MLP width of each layer."""
-        one = isinstance(self.mlp_width, int)
-        return (self.mlp_width,) * self.layers if one else self.mlp_width
+        width = self.mlp_width
+        return (width,) * self.layers if isinstance(width, int) else width
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
@@ -337,7 +341,7 @@ class Presets(Mapping[str, Config]):
 ARMS = ("tied", "untied", "albert", "albert-wide", "flat", "factored", "leviathan")
 
 
-def arm(name: str, shape: tuple[int, ...], wide: int, lev: dict[str, int]) -> Config:
+def arm(name: str, shape: tuple[int, ...], wide: int, lev: dict[str, Any]) -> Config:
     """Make one arm of a shape: the tied model, or another input with a head of its own.
 
     Args:
@@ -346,24 +350,25 @@ def arm(name: str, shape: tuple[int, ...], wide: int, lev: dict[str, int]) -> Co
         wide: Rank of the factorized input that is not matched.
         lev: Options of the LEV that the other inputs are matched to.
     """
-    tied = Config(*shape)
+    tied = Config(*shape)  # type: ignore[arg-type]
     if name == "tied":
         return tied
     size = tied.vocab_size, tied.dim
     given = *size, lev_parameters(*size, **lev)["total"]
     codes = {key: value for key, value in lev.items() if key in ("n_digits", "seed_dim")}
-    kind, options = {
+    kinds: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
         "untied": lambda: ("table", {}),
         "albert": lambda: ("factorized", match_factorized(*given)),
         "albert-wide": lambda: ("factorized", {"rank": wide}),
         "flat": lambda: ("flat-mlp", match_flat(*given)),
         "factored": lambda: ("factored-mlp", match_factored(*given, **codes)),
         "leviathan": lambda: ("lev", lev),
-    }[name]()
+    }
+    kind, options = kinds[name]()
     return replace(tied, head="untied", input=kind, input_options=options)
 
 
-def arms(size: str, *shape: int, wide: int, **lev: int) -> dict[str, Callable[[], Config]]:
+def arms(size: str, *shape: int, wide: int, **lev: Any) -> dict[str, Callable[[], Config]]:
     """Name what makes each arm of a shape, as `arm` does; `size` ends the names."""
     return {f"{name}-{size}": partial(arm, name, shape, wide, lev) for name in ARMS}
 
@@ -383,12 +388,15 @@ def tapered(config: Config, **options: Any) -> Config:
         config: A uniform model, its MLP width the mean of the taper.
         **options: Start, end, schedule and multiple, as in `lmgeom.taper.widths`.
 
+    Returns:
+        The same config with one width for each layer.
+
     Raises:
         ConfigError: If the config has more than one width, or the widths cannot be multiples.
     """
     right = "must be one width to taper around"
     require("mlp_width", config.mlp_width, is_count(config.mlp_width), right)
-    sizes = widths(config.layers, config.mlp_width, **options)
+    sizes = widths(config.layers, cast(int, config.mlp_width), **options)
     return replace(config, mlp_width=tuple(sizes))
 
 
@@ -401,14 +409,16 @@ def depth_arms(size: str, *shape: int, **own: dict[str, Any]) -> dict[str, Calla
         **own: Settings of an architecture that differ from those in `ARCHITECTURES`.
     """
     settings = ARCHITECTURES | own
-    uniform = {f"{name}-{size}": partial(Config, *shape, **settings[name]) for name in settings}
+    uniform: dict[str, Callable[[], Config]] = {
+        f"{name}-{size}": partial(Config, *shape, **settings[name]) for name in settings
+    }
     return uniform | {
         f"{name}-tapered": lambda make=make: tapered(make()) for name, make in uniform.items()
     }
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-shapes
 LINEAR_TITANS = {"mixer": "titans-lmm", "mixer_options": {"depth": 1}}
-presets = Presets(
+presets: Presets = Presets(
     arms("1.2b", 200_376, 2048, 12, 32, 512, 8192, wide=128)
     | arms("400m", 200_376, 1024, 12, 16, 512, 4096, wide=128)
     | arms("200m", 200_376, 640, 12, 10, 512, 2560, wide=128)

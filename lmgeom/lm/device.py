@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from .config import Config, parameters
 from .loss import token_loss
+from .model import LanguageModel
 
 # %% ../../nbs/lm/08_device.ipynb #device-plan
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -52,7 +54,7 @@ class Plan:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Make the context in which the forward pass runs."""
         if self.precision == "bfloat16":
             return torch.autocast(self.device.type, torch.bfloat16)
@@ -115,8 +117,8 @@ def make_plan(
 
 # %% ../../nbs/lm/08_device.ipynb #device-loss
 def loss_function(
-    model: nn.Module, plan: Plan, chunk: int | None = None, recompute: bool = False
-) -> Callable:
+    model: LanguageModel, plan: Plan, chunk: int | None = None, recompute: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Make the function (x, y) -> mean nats a token that the loop differentiates.
 
     Args:
@@ -195,7 +197,7 @@ def peak_flops(device: torch.device, precision: str) -> tuple[float, str]:
 
 # %% ../../nbs/lm/08_device.ipynb #device-batches
 def batches(
-    data, device: torch.device, steps: range, *, seed: int, batch_size: int, context: int
+    data: Any, device: torch.device, steps: range, *, seed: int, batch_size: int, context: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batch (x, y) of each step on the device.
 
@@ -216,12 +218,14 @@ def batches(
             yield data.batch(seed, step, batch_size, context)
         return
 
-    def pinned(step: int) -> tuple[Tensor, ...]:
-        return tuple(part.pin_memory() for part in data.batch(seed, step, batch_size, context))
+    def pinned(step: int) -> tuple[Tensor, Tensor]:
+        x, y = data.batch(seed, step, batch_size, context)
+        return x.pin_memory(), y.pin_memory()
 
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(pinned, steps[0]) if steps else None
+        waiting = [pool.submit(pinned, step) for step in steps[:1]]
         for step in steps:
-            ready = waiting.result()
-            waiting = pool.submit(pinned, step + steps.step) if step != steps[-1] else None
-            yield tuple(part.to(device, non_blocking=True) for part in ready)
+            x, y = waiting.pop().result()
+            if step != steps[-1]:
+                waiting.append(pool.submit(pinned, step + steps.step))
+            yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)

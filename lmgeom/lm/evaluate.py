@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..errors import DataError
 from .config import require
 from .loss import bits_per_byte, token_loss
+from .model import LanguageModel
 
 # %% ../../nbs/lm/07_evaluate.ipynb #evaluate-windows
 def windows(length: int, context: int, overlap: int, first: int = 1) -> list[tuple[int, int, int]]:
@@ -71,16 +71,17 @@ class Losses(NamedTuple):
     documents: np.ndarray
 
 
-def _lengths(split, document_tokens: int | None) -> np.ndarray:
+def _lengths(split: Any, document_tokens: int | None) -> np.ndarray:
     """Count the tokens that are read of each document; one scored in part is read whole."""
-    lengths = np.diff(split.documents)
+    lengths: np.ndarray = np.diff(split.documents)
     if document_tokens is None or split.score_from is not None:
         return lengths
-    return np.minimum(lengths, document_tokens)
+    shorter: np.ndarray = np.minimum(lengths, document_tokens)
+    return shorter
 
 
 def _plan(
-    split, context: int, overlap: int, max_tokens: int | None, document_tokens: int | None
+    split: Any, context: int, overlap: int, max_tokens: int | None, document_tokens: int | None
 ) -> list[tuple[Any, ...]]:
     """List the windows (document, start, stop, score) of the chosen documents, in text order."""
     lengths = _lengths(split, document_tokens)
@@ -92,7 +93,9 @@ def _plan(
     ]
 
 
-def _score(model: nn.Module, split, batch: list[tuple[Any, ...]], chunk: int):
+def _score(
+    model: LanguageModel, split: Any, batch: list[tuple[Any, ...]], chunk: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Read one batch of windows, padded on the right, and score the positions they ask for."""
     longest = max(stop - start for _, start, stop, _ in batch)
     ids = np.zeros((len(batch), longest), np.int64)
@@ -116,8 +119,8 @@ def _score(model: nn.Module, split, batch: list[tuple[Any, ...]], chunk: int):
 
 @torch.no_grad()
 def losses(
-    model: nn.Module,
-    split,
+    model: LanguageModel,
+    split: Any,
     *,
     batch_size: int = 32,
     max_tokens: int | None = None,
@@ -248,8 +251,8 @@ def summarize(found: Losses, n_bytes: np.ndarray | None = None) -> Evaluation:
 
 # %% ../../nbs/lm/07_evaluate.ipynb #evaluate-evaluate
 def evaluate(
-    model: nn.Module,
-    splits,
+    model: LanguageModel,
+    splits: Any,
     *,
     batch_size: int = 32,
     max_tokens: int | None = None,
@@ -272,7 +275,11 @@ def evaluate(
         An `Evaluation` by split.
     """
     named = splits if isinstance(splits, Mapping) else {"split": splits}
-    options = {"batch_size": batch_size, "max_tokens": max_tokens, "overlap": overlap}
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "overlap": overlap,
+    }
     reports = {}
     for name, split in named.items():
         found = losses(model, split, document_tokens=document_tokens, **options)

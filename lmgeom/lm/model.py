@@ -5,6 +5,7 @@ __all__ = ['RESIDUAL_OUTPUT', 'RMSNorm', 'SwiGLU', 'Block', 'init_weights', 'che
 
 # %% ../../nbs/lm/02_model.ipynb #mod-export-imports
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,8 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token of x, shape (..., D)."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
 
 # %% ../../nbs/lm/02_model.ipynb #mod-block
 class Block(nn.Module):
@@ -75,7 +77,7 @@ class Block(nn.Module):
         super().__init__()
         shared = {"context": config.context, "rope_base": config.rope_base}
         self.mixer_norm = RMSNorm(config.dim, config.norm_eps)
-        self.mixer = MIXERS[config.mixer](
+        self.mixer: Any = MIXERS[config.mixer](
             config.dim, config.heads, **shared, **config.mixer_options
         )
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
@@ -84,7 +86,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to x, shape (B, T, D)."""
         x = x + self.mixer(self.mixer_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Continue by the tokens of x, shape (B, n, D), and return the mixer's state after."""
@@ -164,9 +167,9 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         init_weights(self, config)
-        self.input = INPUTS[config.input].build(*size, **config.input_options)
+        self.input: Any = INPUTS[config.input].build(*size, **config.input_options)
         init_weights(self.input, config)
-        self.head = HEADS[config.head].build(self.input, *size)
+        self.head: Any = HEADS[config.head].build(self.input, *size)
         init_weights(self.head, config)
 
     @property
@@ -192,15 +195,18 @@ class LanguageModel(nn.Module):
         x = self.input(ids)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-        return self.norm(x)
+        final: Tensor = self.norm(x)
+        return final
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of the next token at every position: ids (B, T) to (B, T, V)."""
-        return self.head(self.hidden(ids))
+        logits: Tensor = self.head(self.hidden(ids))
+        return logits
 
     def initial_state(self, batch: int) -> ModelState:
         """State before the first token of `batch` texts."""
-        return ModelState(tuple(b.mixer.initial_state(batch) for b in self.blocks), batch)
+        blocks: Iterable[Any] = self.blocks
+        return ModelState(tuple(b.mixer.initial_state(batch) for b in blocks), batch)
 
     def hidden_step(self, ids: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Hidden states of tokens that continue texts, and the state after them.
@@ -219,7 +225,8 @@ class LanguageModel(nn.Module):
         if len(ids) != state.batch:
             raise DataError(f"token ids of {len(ids)} texts: the state is that of {state.batch}")
         x, after = self.input(ids), []
-        for block, own in zip(self.blocks, state.mixers, strict=True):
+        blocks: Iterable[Any] = self.blocks
+        for block, own in zip(blocks, state.mixers, strict=True):
             x, own = block.step(x, own)
             after.append(own)
         return self.norm(x), ModelState(tuple(after), state.batch)

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..head.optimizer import HEAD_RULES, HeadRule, Together, norm_radius
 from .config import TiedHead, require
 from .distributed import ShardedMuon, is_sharded
+from .model import LanguageModel
 from ..mixers import hope
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-role
@@ -90,12 +91,12 @@ def adamw(
 BODY_RULES = ("adamw", "muon")
 
 
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+def hidden_matrices(model: LanguageModel) -> list[Tensor]:
     """List the weights of the linear layers in a model's blocks, the matrices that Muon moves."""
     return [m.weight for m in model.blocks.modules() if isinstance(m, nn.Linear)]
 
 
-def _muon(params: Iterable[nn.Parameter]) -> type[torch.optim.Muon]:
+def _muon(params: Iterable[Tensor]) -> type[torch.optim.Muon]:
     """Choose the Muon that works on these matrices, whole or sharded."""
     return ShardedMuon if any(map(is_sharded, params)) else torch.optim.Muon
 
@@ -104,7 +105,9 @@ def _take(
     groups: list[dict[str, Any]], params: Iterable[Any]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Split groups into those of some parameters and those of the others."""
-    chosen, taken, left = {id(p) for p in params}, [], []
+    chosen = {id(p) for p in params}
+    taken: list[dict[str, Any]] = []
+    left: list[dict[str, Any]] = []
     for group in groups:
         for part, wanted in ((taken, True), (left, False)):
             members = [p for p in group["params"] if (id(p) in chosen) is wanted]
@@ -113,12 +116,12 @@ def _take(
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-head
 def _head_part(
-    model: nn.Module,
+    model: LanguageModel,
     groups: list[dict[str, Any]],
     rule: HeadRule,
     size: float,
     options: Mapping[str, Any],
-    **adamw,
+    **adamw: Any,
 ) -> torch.optim.Optimizer:
     """Make the optimizer of the head; `adamw` are settings it shares with the rest, if it can."""
     tied = isinstance(model.head, TiedHead)
@@ -128,11 +131,13 @@ def _head_part(
     if rule.size == "budget":
         own = {"center": not tied}
     bare = [{"params": group["params"], "role": group["role"]} for group in groups]
-    return rule(bare, size, rho=norm_radius(model.norm.weight), **own | options)
+    radius = norm_radius(model.norm.weight)
+    made: torch.optim.Optimizer = rule(bare, size, rho=radius, **own | dict(options))
+    return made
 
 # %% ../../nbs/lm/04_optim.ipynb #optim-make
 def make_optimizer(
-    model: nn.Module,
+    model: LanguageModel,
     lr: float = 1e-3,
     weight_decay: float = 0.1,
     betas: tuple[float, float] = (0.9, 0.95),

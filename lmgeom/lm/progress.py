@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -87,7 +88,7 @@ def interrupts(enabled: bool = True) -> Iterator[list[str]]:
     """
     caught: list[str] = []
 
-    def handler(number, frame):
+    def handler(number: int, frame: FrameType | None) -> None:
         caught.append(signal.Signals(number).name)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -165,10 +166,19 @@ class Report:
         quiet: Say nothing.
     """
 
-    def __init__(self, steps, start=0, *, every=1, flops=None, peak=None, quiet=False):
+    def __init__(
+        self,
+        steps: int,
+        start: int = 0,
+        *,
+        every: int = 1,
+        flops: int | None = None,
+        peak: float | None = None,
+        quiet: bool = False,
+    ) -> None:
         self.steps, self.every, self.quiet = steps, every, quiet
         self.flops, self.peak = flops, peak
-        self.pace = None
+        self.pace: float | None = None
         watched = not quiet and "ipykernel" not in sys.modules and sys.stderr.isatty()
         self.bar = tqdm(total=steps, initial=start, unit="step") if watched else None
 

@@ -31,6 +31,7 @@ from lmgeom.lm.device import (
     train_flops,
 )
 from .distributed import SHARDS, once, rank, size
+from .model import LanguageModel
 from .optim import BODY_RULES, make_optimizer, schedule
 from .progress import History, Report, as_line, exclusive, interrupts
 
@@ -66,7 +67,7 @@ def bad_weights(model: nn.Module) -> list[str]:
     return [f"weight {name}" for name, fine in zip(named, good, strict=True) if not fine]
 
 
-def first_bad(model: nn.Module, x: Tensor) -> str:
+def first_bad(model: LanguageModel, x: Tensor) -> str:
     """Name the first tensor that is not finite, in the order in which a step computes them.
 
     Weights come first, then each module's output in a forward pass, then the gradients.
@@ -78,8 +79,8 @@ def first_bad(model: nn.Module, x: Tensor) -> str:
     if found := bad_weights(model):
         return found[0]
 
-    def look(name: str) -> Callable[..., Any]:
-        def hook(module, inputs, output):
+    def look(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
             if not output.isfinite().all():
                 found.append(f"output of {name}")
 
@@ -99,7 +100,7 @@ def first_bad(model: nn.Module, x: Tensor) -> str:
 
 # %% ../../nbs/lm/06_train.ipynb #train-update
 def update(
-    model: nn.Module,
+    model: LanguageModel,
     optimizer: torch.optim.Optimizer,
     loss_of: Callable[..., Any],
     batch: tuple[Tensor, Tensor],
@@ -144,7 +145,7 @@ def update(
     return loss, norm
 
 # %% ../../nbs/lm/06_train.ipynb #train-check-head
-LATER = {"head_optimizer": "adamw", "head_lr": None, "head_options": {}}
+LATER: dict[str, Any] = {"head_optimizer": "adamw", "head_lr": None, "head_options": {}}
 LATER |= {"body_optimizer": "adamw", "level_periods": ()}
 MEANS = {"shard": "ddp"}
 
@@ -225,7 +226,7 @@ class TrainConfig:
     level_periods: tuple[int, ...] = ()
     shard: str = "ddp"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         pair = tuple(self.betas) if isinstance(self.betas, (list, tuple)) else ()
         object.__setattr__(self, "betas", pair)
         if isinstance(self.level_periods, list):
@@ -241,10 +242,10 @@ class TrainConfig:
         def number(low: float, high: float) -> Callable[[Any], bool]:
             return lambda value: type(value) in (int, float) and low <= value <= high
 
-        def betas(value) -> bool:
+        def betas(value: Any) -> bool:
             return len(value) == 2 and all(number(0, 1)(beta) and beta < 1 for beta in value)
 
-        def periods(value) -> bool:
+        def periods(value: Any) -> bool:
             return isinstance(value, tuple) and all(map(is_count, value))
 
         counts = "steps batch_size context accumulation keep log_every"
@@ -342,7 +343,7 @@ def restore(
 
 # %% ../../nbs/lm/06_train.ipynb #train-banner
 def banner(
-    model: nn.Module,
+    model: LanguageModel,
     config: TrainConfig,
     plan: Plan,
     optimizer: torch.optim.Optimizer,
@@ -353,7 +354,8 @@ def banner(
     tokens = config.batch_size * config.context
     each = config.batch_size // (config.accumulation * size())
     across = f"{size()} ranks ({config.shard}) x " if size() > 1 else ""
-    every, decayed = 0, {}
+    every = 0
+    decayed: dict[float, int] = {}
     for group in optimizer.param_groups:
         count, decay = sum(p.numel() for p in group["params"]), group["weight_decay"]
         every, decayed[decay] = every + count, decayed.get(decay, 0) + count
@@ -405,7 +407,9 @@ class TrainResult:
     stopped: str | None = None
 
 
-def _refuse(model: nn.Module, data, config: TrainConfig, out: Path | None, resume: bool) -> None:
+def _refuse(
+    model: LanguageModel, data: Any, config: TrainConfig, out: Path | None, resume: bool
+) -> None:
     """Refuse a run that cannot work, before anything is written."""
     longest, rows = model.config.context, model.config.vocab_size
     right = f"must be at most the model's {longest}"
@@ -420,7 +424,7 @@ def _refuse(model: nn.Module, data, config: TrainConfig, out: Path | None, resum
     require("batch_size", config.batch_size, equal, right)
 
 
-def optimizer_of(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def optimizer_of(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
     """Make the optimizer that the settings of a run name."""
     rules = {name: getattr(config, name) for name in LATER}
     return make_optimizer(model, config.lr, config.weight_decay, config.betas, **rules)
@@ -434,14 +438,15 @@ def _check_steps(rule: torch.optim.Optimizer, step: int) -> None:
         raise TrainingError(f"step {step}: {error}") from None
 
 
-def _settings(model: nn.Module, data, config: TrainConfig) -> dict[str, Any]:
+def _settings(model: LanguageModel, data: Any, config: TrainConfig) -> dict[str, Any]:
     """Collect what determines the run, as it will be read back from a checkpoint."""
     data_id = getattr(data, "fingerprint", None)
     settings = {"train": config.to_dict(), "model": model.config.to_dict(), "data": data_id}
-    return json.loads(json.dumps(settings))
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
 
 
-def _keep_tokenizer(data, out: Path | None) -> None:
+def _keep_tokenizer(data: Any, out: Path | None) -> None:
     """Leave the data's tokenizer, if it has one, beside the checkpoints, whole or not at all."""
     tokenizer = getattr(data, "tokenizer", None)
     if out and tokenizer is not None:
@@ -450,7 +455,9 @@ def _keep_tokenizer(data, out: Path | None) -> None:
         os.replace(new, out / "tokenizer.json")
 
 
-def _report(model: nn.Module, config: TrainConfig, plan: Plan, start: int, quiet: bool) -> Report:
+def _report(
+    model: LanguageModel, config: TrainConfig, plan: Plan, start: int, quiet: bool
+) -> Report:
     if quiet:
         return Report(config.steps, start, quiet=True)
     flops, (peak, _) = (
@@ -476,22 +483,25 @@ def _evaluation(evaluate: Callable[..., Any], model: nn.Module, step: int) -> di
     """Evaluate, and give the entry as it will be read back from the log."""
     model.eval()
     try:
-        return json.loads(as_line({"step": step, "evaluation": evaluate(model, step)}))
+        entry: dict[str, Any] = json.loads(
+            as_line({"step": step, "evaluation": evaluate(model, step)})
+        )
+        return entry
     finally:
         model.train()
         distributed.reshard(model)
 
 # %% ../../nbs/lm/06_train.ipynb #train-train
 def train(
-    model: nn.Module,
-    data,
+    model: LanguageModel,
+    data: Any,
     config: TrainConfig,
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    evaluate: Callable[[nn.Module, int], dict] | None = None,
+    evaluate: Callable[[LanguageModel, int], dict[str, Any]] | None = None,
     quiet: bool = False,
-    optimizer: Callable[[nn.Module, TrainConfig], torch.optim.Optimizer] | None = None,
+    optimizer: Callable[[LanguageModel, TrainConfig], torch.optim.Optimizer] | None = None,
     allow_changes: bool = False,
 ) -> TrainResult:
     """Train a model in place.
@@ -539,7 +549,7 @@ def train(
         stack.enter_context(plan.active())
         stack.enter_context(torch.random.fork_rng([plan.device] * (plan.device.type == "cuda")))
         caught = stack.enter_context(interrupts(out is not None))
-        start = restore(out, model, rule, extra["settings"], allow_changes) if resume else 0
+        start = restore(out, model, rule, extra["settings"], allow_changes) if resume and out else 0
         history = stack.enter_context(contextlib.closing(History(own, start)))
         _keep_tokenizer(data, own)
         report = stack.enter_context(contextlib.closing(_report(model, config, plan, start, quiet)))
@@ -559,7 +569,11 @@ def train(
             for group, peak in zip(rule.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
             _seed(plan.device, config.seed, step)
-            options = {"clip": config.clip, "pieces": config.accumulation, "step": step}
+            options: dict[str, Any] = {
+                "clip": config.clip,
+                "pieces": config.accumulation,
+                "step": step,
+            }
             loss, norm = update(model, rule, loss_of, batch, **options)
             entry = {"step": step, "loss": loss, "lr": config.lr * factor, "grad_norm": norm}
             entry |= {"tokens": batch[0].numel() * size(), "seconds": time.perf_counter() - clock}
