@@ -35,7 +35,18 @@ NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?
 CLAIM = re.compile(r'<tr id="claim-([\w.-]+)">')
 HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
 PROSE = ("references.bib", "bibliography.md", "_config.yml", "_static/*")
+ROUNDING = 1e-12  # differences up to this are no change
 FOLDED = 14  # lines of a cell's output that are shown without a fold
+INTRODUCTION = """
+[Your executed chapter](/{name}.ipynb) stands next to this page. *Ours* below is the same chapter as
+the book has it, executed on this machine, so that a difference is due to your parameters and
+records alone. Where a cell measures time, both columns are single readings.
+"""
+CLAIMS = """
+The verdicts of *ours* follow from the committed records, and from tests that passed when the book
+was released; those of *yours* from your records and from the tests on this machine. The bars are
+the same.
+"""
 STYLE = """<style>
 .beside { table-layout: fixed; width: 100%; }
 .beside pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
@@ -86,11 +97,14 @@ class Cell:
 
     @property
     def change(self) -> float | None:
-        """Largest relative change of a number; None if more than numbers differ."""
+        """Largest relative change of a number beyond rounding; None if more than numbers differ."""
         if NUMBER.sub("#", self.ours) != NUMBER.sub("#", self.yours):
             return None
         pairs = zip(_numbers(self.ours), _numbers(self.yours), strict=True)
-        return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs if a != b), default=0.0)
+        return max(
+            (abs(a - b) / max(abs(a), abs(b)) for a, b in pairs if abs(a - b) > ROUNDING),
+            default=0.0,
+        )
 
 
 def _numbers(text: str) -> list[float]:
@@ -260,6 +274,27 @@ def _origin(title: str, run: Execution) -> str:
     return f"- {title}: {run.seconds:.1f} s on {run.device}; {stack}; commit {run.commit}."
 
 
+def _raw(text: str) -> list[str]:
+    """Lines of Markdown around a piece of HTML."""
+    return ["```{raw} html", text, "```", ""]
+
+
+def _numbers_section(cells: Sequence[Cell]) -> list[str]:
+    """Lines about what the cells show in the two executions."""
+    differ = [cell for cell in cells if cell.ours != cell.yours]
+    count = f"{len(cells) - len(differ)} of {len(cells)} cells that print something print the same"
+    lines = ["## Number by number", ""]
+    lines += [f"{count} in both executions.{' The others:' if differ else ''}", ""]
+    for cell in differ:
+        change = cell.change
+        if change is None:
+            word = ""
+        else:
+            word = f", largest change {change:.2%}" if change else ", rounding alone"
+        lines += [f"**{cell.section}**{word}", "", *_raw(_beside(cell))]
+    return lines
+
+
 def _page(
     name: str,
     pair: tuple[NotebookNode, NotebookNode],
@@ -269,50 +304,23 @@ def _page(
     root: Path,
 ) -> str:
     """Write the page that sets the reader's numbers beside ours."""
-    cells = cells_of(*pair)
-    differ = [cell for cell in cells if cell.ours != cell.yours]
     defaults = parameters_of(notebook_path(root, name)) | runs[0].parameters
     title = (HEADING.findall(pair[0].cells[0].source) or [name])[0]
-    lines = [f"# Your numbers beside ours: {title}", "", "```{raw} html", STYLE, "```", ""]
-    lines += [
-        f"[Your executed chapter](/{name}.ipynb) stands next to this page. *Ours* below is the "
-        "same chapter as the book has it, executed on this machine, so that a difference is due to "
-        "your parameters and records alone. Where a cell measures time, both columns are single "
-        "readings.",
-        "",
-        "| parameter | ours | yours |",
-        "| --- | --- | --- |",
-        *(f"| `{key}` | `{defaults[key]!r}` | `{value!r}` |" for key, value in given.items()),
-        "",
-    ]
+    lines = [f"# Your numbers beside ours: {title}", "", *_raw(STYLE)]
+    lines += [INTRODUCTION.format(name=name)]
+    if given:
+        lines += ["| parameter | ours | yours |", "| --- | --- | --- |"]
+        lines += [f"| `{k}` | `{defaults[k]!r}` | `{value!r}` |" for k, value in given.items()]
     if results:
-        lines += [f"Records: those in `{results}`, and ours for studies that you have not run.", ""]
-    rows = _claims_of(pair[0])
-    if rows:
-        lines += ["## Claim by claim", ""]
-        lines += [
-            "The verdicts of *ours* follow from the committed records, and from tests that passed "
-            "when the book was released; those of *yours* from your records and from the tests on "
-            "this machine. The bars are the same.",
-            "",
-            "```{raw} html",
-            _claims_table(rows, root, results),
-            "```",
-            "",
-        ]
+        lines += ["", f"Records: those in `{results}`, and ours of studies that you have not run."]
+    if rows := _claims_of(pair[0]):
+        lines += ["", "## Claim by claim", CLAIMS, *_raw(_claims_table(rows, root, results))]
     if results:
-        head = ["## Run by run", "", "| run | ours | yours | difference, nats | settings |"]
-        lines += [*head, "| --- | ---: | ---: | ---: | --- |", *_runs_table(results, root), ""]
-    lines += ["## Number by number", ""]
-    count = f"{len(cells) - len(differ)} of {len(cells)} cells that print something print the same"
-    lines += [f"{count} in both executions.{' The others:' if differ else ''}", ""]
-    for section, cell in ((cell.section, cell) for cell in differ):
-        change = cell.change
-        word = f", largest change {change:.2%}" if change else ""
-        lines += [f"**{section}**{word}", "", "```{raw} html", _beside(cell), "```", ""]
+        lines += ["", "## Run by run", "", "| run | ours | yours | difference, nats | settings |"]
+        lines += ["| --- | ---: | ---: | ---: | --- |", *_runs_table(results, root)]
+    lines += ["", *_numbers_section(cells_of(*pair))]
     lines += ["## Where the numbers come from", "", _origin("Ours", runs[0])]
-    lines += [_origin("Yours", runs[1]), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, _origin("Yours", runs[1]), ""])
 
 
 def _slug(name: str, given: Mapping[str, Any], results: Path | None) -> str:

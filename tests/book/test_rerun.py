@@ -116,6 +116,7 @@ def test_chapter_that_fails_leaves_no_page(checkout):
         ("loss 2.0 of bpe-16k", "loss 1.0 of bpe-16k", 0.5),
         ("1,000 tokens", "1,250 tokens", 0.2),
         ("−0.5", "0.5", 2.0),
+        ("4.4e-16", "2.2e-16", 0.0),
         ("holds", "fails", None),
         ("[1, 2]", "[1]", None),
         ("{1:2,3}", "{1:2,4}", 0.25),
