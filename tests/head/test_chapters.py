@@ -96,21 +96,26 @@ def best_sizes(name):
 
 
 def invent_screenings(folder, shift):
-    """Valleys around the planned sizes; over cells, AdamW's and Muon's move by `shift` octaves."""
+    """Valleys around the planned sizes; over models, AdamW's and Muon's move by `shift` octaves."""
     for name, plan in (("head-lr", "head-rules"), ("head-tied-lr", "head-tied")):
         best = best_sizes(plan)
         for run in load_study(name).runs:
             octaves = np.log2(run.train.head_lr / best[run.arm.rpartition("-")[0]])
             invent_run(run, 6 + 0.01 * octaves**2, folder)
-    best = best_sizes("head-50k")
-    for run in load_study("head-transfer-lr").runs:
-        _, vocabulary, rule, _ = run.arm.split("-")
-        moved = shift * (vocabulary == "v16k") if rule in ("adamw", "muon") else 0
-        octaves = np.log2(run.train.head_lr / best[rule]) - moved
-        invent_run(run, 6 + 0.01 * octaves**2, folder)
+    invent_transfer(folder, shift)
     planned = load_study("head-backbone").runs[0].train.lr
     for run in load_study("head-backbone-lr").runs:
         invent_run(run, 6 + abs(run.train.lr - planned), folder)
+
+
+def invent_transfer(folder, shift):
+    """Trials in three models: steep valleys, which move between models for AdamW and Muon."""
+    best = best_sizes("head-50k")
+    for run in load_study("head-transfer-lr").runs:
+        rule = run.train.head_optimizer
+        moved = shift * ("v16k" in run.arm) if rule in ("adamw", "muon") else 0
+        octaves = np.log2(run.train.head_lr / best[rule]) - moved
+        invent_run(run, 6 + 0.06 * octaves**2, folder)
 
 
 def test_the_studies_are_planned_before_they_are_run(tmp_path, monkeypatch):
@@ -120,6 +125,7 @@ def test_the_studies_are_planned_before_they_are_run(tmp_path, monkeypatch):
     assert set(space["carried"].values()) == {None}
     assert not any(space["compared"] + space["measured"])
     assert len(space["JUDGED"]) >= 10
+    assert not space["sentences"]
 
 
 def test_a_part_of_the_main_study_is_shown(tmp_path, monkeypatch):
@@ -132,6 +138,9 @@ def test_a_part_of_the_main_study_is_shown(tmp_path, monkeypatch):
     ]
     assert space["measured"] == ["adamw", "equispread"]
     assert space["moves"]["adamw"]["worst, nats"][1] == pytest.approx([0.8] * 3)
+    begun = [sentence.partition("**")[2].partition(".")[0] for sentence in space["sentences"]]
+    assert begun == ["The order", "Along training", "Other texts, other tokens", *LAST]
+    assert space["shares"]["equispread"] < 1
 
 
 def test_all_studies_give_verdicts(tmp_path, monkeypatch):
@@ -148,9 +157,32 @@ def test_all_studies_give_verdicts(tmp_path, monkeypatch):
     claims = {name: load_claims()[name] for name in space["JUDGED"]}
     found = {name: judge(claim).verdict for name, claim in claims.items() if "rule" in claim}
     assert set(found.values()) == {"holds"}
-    assert space["carried"]["equispread"] == pytest.approx([0, 0, 0], abs=1e-6)
-    assert space["carried"]["adamw"][0] == pytest.approx(0.7, abs=1e-6)
-    assert "**smaller**" in space["carries"]()
+    assert space["carried"]["equispread"].spread == pytest.approx(0, abs=1e-6)
+    assert space["carried"]["adamw"].spread == pytest.approx(0.7, abs=1e-6)
+    text = dict(zip(READINGS, space["sentences"], strict=True))
+    assert text["order"].startswith("**The order.** From the lowest mean loss: `equispread` 5.9")
+    assert "Equispread is ahead of AdamW in head-rules, head-backbone" in text["settings"]
+    assert "does not overlap" in text["paper"]
+
+
+LAST = ("What predictions feel", "Settings")
+READINGS = ("order", "whitening", "decay", "training", "texts", "moves", "settings", "paper")
+READINGS += ("transfer",)
+
+
+@pytest.mark.parametrize(("gap", "word"), [(0.1, "behind"), (0.0, "not told apart from")])
+def test_the_reading_follows_the_records(tmp_path, monkeypatch, gap, word):
+    """Equispread behind everywhere, or no difference: the sentences say so."""
+    for name in COMPARISONS:
+        for run in load_study(name).runs:
+            noise = 1e-3 * np.random.default_rng([run.seed, len(run.arm)]).standard_normal()
+            invent_run(run, 6.0 + gap * ("equispread" in run.arm) + noise, tmp_path)
+    space = run_heads(tmp_path, monkeypatch)
+    text = dict(zip(READINGS[:-1], space["sentences"], strict=True))
+    assert f"Equispread is {word} AdamW in head-rules, head-backbone, head-tied" in text["settings"]
+    assert f"Equispread is {word} AdamW at 250 tokens" in text["training"]
+    assert f"`equispread` is {word} `adamw`" in text["texts"]
+    assert gap == 0.0 or not text["order"].split("`")[1].startswith("equispread")
 
 
 def test_runs_with_another_size_than_the_best_are_refused(tmp_path, monkeypatch):
