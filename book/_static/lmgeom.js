@@ -18,7 +18,7 @@ function nameButtons() {
 }
 
 // Whatever scrolls by itself can be reached by the Tab key, and only while it does scroll.
-const SCROLLS = ".bd-article :is(pre, table, div.math, .cell_output, .table-scroll, .claims)";
+const SCROLLS = ".bd-article :is(pre, table, figure, div.math, .cell_output, .table-scroll, .claims)";
 function markScrolling() {
   document.querySelectorAll(SCROLLS).forEach((box) => {
     const scrolls = ["auto", "scroll"].includes(getComputedStyle(box).overflowX);

@@ -14,6 +14,7 @@ import nbformat
 import yaml
 
 from lmgeom.book.assets import web_assets
+from lmgeom.book.dark import draw_for_dark
 from lmgeom.book.downloads import offer_notebooks
 from lmgeom.book.execute import Execution, Workspace, executed_notebook
 from lmgeom.book.library import Library
@@ -199,5 +200,6 @@ def build(work: Workspace, *, strict: bool = True) -> Path:
         # Sphinx warns only about pages it reads anew: forget them, or the next build looks clean.
         shutil.rmtree(out / "_build" / ".doctrees", ignore_errors=True)
         raise BookError("\n".join([f"the book has {len(lines)} fault(s)", *lines[:40]]))
+    draw_for_dark(work.html)
     offer_notebooks(work)
     return work.html / "index.html"
