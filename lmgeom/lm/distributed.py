@@ -2,8 +2,8 @@
 
 # %% auto #0
 __all__ = ['T', 'SHARDS', 'ENTRYWISE', 'size', 'rank', 'local_rank', 'process_group', 'once', 'in_turn', 'Rows', 'mean', 'agree',
-           'is_sharded', 'part', 'whole', 'share', 'gather', 'finite', 'first_found', 'shard_model', 'place', 'reshard',
-           'ParallelLoss', 'rank_loss', 'exchange', 'row_counts', 'muon_step', 'ShardedMuon', 'check_optimizer']
+           'shard_model', 'place', 'reshard', 'ParallelLoss', 'rank_loss', 'is_sharded', 'part', 'whole', 'share',
+           'gather', 'finite', 'first_found', 'exchange', 'row_counts', 'muon_step', 'ShardedMuon', 'check_optimizer']
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-imports
 import contextlib
@@ -170,6 +170,103 @@ def agree(caught: list[str]) -> list[str]:
     dist.all_reduce(number, op=dist.ReduceOp.MAX)
     return [signal.Signals(int(number)).name] if number else []
 
+# %% ../../nbs/lm/11_distributed.ipynb #distributed-shard
+SHARDS = ("ddp", "fsdp")
+
+
+def shard_model(model: nn.Module, plan: Plan) -> None:
+    """Shard a model's weights in place, each block on its own and the rest together (FSDP2).
+
+    Between the first and the last use in a step the weights outside the blocks stay gathered, so
+    a head that is tied, or is used outside `forward`, sees whole weights.
+
+    Args:
+        model: Has `hidden(ids)` and `head`; its `blocks`, if any, are gathered one at a time.
+        plan: Device, and whether to compile the blocks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    mesh = init_device_mesh(plan.device.type, (size(),))
+    for block in getattr(model, "blocks", ()):
+        if plan.compile:
+            block.compile()
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    register_fsdp_forward_method(model, "hidden")
+
+# %% ../../nbs/lm/11_distributed.ipynb #distributed-place
+def place(model: nn.Module, plan: Plan, shard: str) -> None:
+    """Put a model on its device, whole or this rank's shards of it."""
+    if shard == "fsdp" and size() > 1:
+        shard_model(model, plan)
+    model.to(plan.device)
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what a forward pass without a backward pass has gathered."""
+    getattr(model, "reshard", lambda: None)()
+
+# %% ../../nbs/lm/11_distributed.ipynb #distributed-loss
+class _LossModule(nn.Module):
+    """The loss as a module, whose forward pass DDP can watch."""
+
+    def __init__(self, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]):
+        super().__init__()
+        self.model, self.loss_of = model, loss_of
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss_of(x, y)
+
+
+def _ddp_options() -> dict[str, bool]:
+    """Share the memory of the gradient; send no buffers, which are the same on every rank."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    old, new = "broadcast_buffers", "forward_sync_buffers"  # renamed in torch 2.13
+    return {"gradient_as_bucket_view": True, new if new in known else old: False}
+
+
+class ParallelLoss:
+    """Mean loss of this rank's rows, whose gradient is averaged over the ranks.
+
+    Args:
+        model: The model, placed by `place`.
+        plan: Precision, and whether to compile.
+        chunk: Tokens whose logits exist at a time, or None for all.
+        shard: One of `SHARDS`.
+        recompute: Keep the inputs of the model's blocks only.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+    ):
+        self.model, self.ddp = model, None
+        self.call = loss_function(model, replace(plan, compile=False), chunk, recompute)
+        if shard == "ddp":
+            watched = _LossModule(model, self.call)
+            self.ddp = nn.parallel.DistributedDataParallel(watched, **_ddp_options())
+            self.call = torch.compile(self.ddp) if plan.compile else self.ddp
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Mean nats a token of ids x, shape (B / N, T), and the ids y that follow them."""
+        return self.call(x, y)
+
+    def synchronize(self, wanted: bool) -> None:
+        """Choose whether the next backward pass averages the gradient or only adds to it."""
+        if self.ddp is not None:
+            self.ddp.require_backward_grad_sync = wanted
+        else:
+            self.model.set_requires_gradient_sync(wanted)
+
+
+def rank_loss(
+    model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Make the loss that a rank differentiates: `loss_function` in a run of one process."""
+    if size() == 1:
+        return loss_function(model, plan, chunk, recompute)
+    return ParallelLoss(model, plan, chunk, shard, recompute)
+
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-whole
 def is_sharded(tensor: Any) -> bool:
     """Tell whether each rank holds only a part of a tensor."""
@@ -230,98 +327,6 @@ def first_found(found: str | None) -> str | None:
         dist.all_gather_object(everyone, found and f"{found} on rank {rank()}")
     return next((text for text in everyone if text), None)
 
-# %% ../../nbs/lm/11_distributed.ipynb #distributed-shard
-SHARDS = ("ddp", "fsdp")
-
-
-def shard_model(model: nn.Module, plan: Plan) -> None:
-    """Shard a model's weights in place, each block on its own and the rest together (FSDP2).
-
-    Between the first and the last use in a step the weights outside the blocks stay gathered, so
-    a head that is tied, or is used outside `forward`, sees whole weights.
-
-    Args:
-        model: Has `hidden(ids)` and `head`; its `blocks`, if any, are gathered one at a time.
-        plan: Device, and whether to compile the blocks.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-
-    mesh = init_device_mesh(plan.device.type, (size(),))
-    for block in getattr(model, "blocks", ()):
-        if plan.compile:
-            block.compile()
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    register_fsdp_forward_method(model, "hidden")
-
-# %% ../../nbs/lm/11_distributed.ipynb #distributed-place
-def place(model: nn.Module, plan: Plan, shard: str) -> None:
-    """Put a model on its device, whole or this rank's shards of it."""
-    if shard == "fsdp" and size() > 1:
-        shard_model(model, plan)
-    model.to(plan.device)
-
-
-def reshard(model: nn.Module) -> None:
-    """Give back what a forward pass without a backward pass has gathered."""
-    getattr(model, "reshard", lambda: None)()
-
-# %% ../../nbs/lm/11_distributed.ipynb #distributed-loss
-class _LossModule(nn.Module):
-    """The loss as a module, whose forward pass DDP can watch."""
-
-    def __init__(self, model: nn.Module, loss_of: Callable):
-        super().__init__()
-        self.model, self.loss_of = model, loss_of
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss_of(x, y)
-
-
-def _ddp_options() -> dict[str, bool]:
-    """Share the memory of the gradient; send no buffers, which are the same on every rank."""
-    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    old, new = "broadcast_buffers", "forward_sync_buffers"  # renamed in torch 2.13
-    return {"gradient_as_bucket_view": True, new if new in known else old: False}
-
-
-class ParallelLoss:
-    """Mean loss of this rank's rows, whose gradient is averaged over the ranks.
-
-    Args:
-        model: The model, placed by `place`.
-        plan: Precision, and whether to compile.
-        chunk: Tokens whose logits exist at a time, or None for all.
-        shard: One of `SHARDS`.
-    """
-
-    def __init__(self, model: nn.Module, plan: Plan, chunk: int | None, shard: str):
-        self.model, self.ddp = model, None
-        self.call = loss_function(model, replace(plan, compile=False), chunk)
-        if shard == "ddp":
-            watched = _LossModule(model, self.call)
-            self.ddp = nn.parallel.DistributedDataParallel(watched, **_ddp_options())
-            self.call = torch.compile(self.ddp) if plan.compile else self.ddp
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean nats a token of ids x, shape (B / N, T), and the ids y that follow them."""
-        return self.call(x, y)
-
-    def synchronize(self, wanted: bool) -> None:
-        """Choose whether the next backward pass averages the gradient or only adds to it."""
-        if self.ddp is not None:
-            self.ddp.require_backward_grad_sync = wanted
-        else:
-            self.model.set_requires_gradient_sync(wanted)
-
-
-def rank_loss(model: nn.Module, plan: Plan, chunk: int | None, shard: str) -> Callable:
-    """Make the loss that a rank differentiates: `loss_function` in a run of one process."""
-    if size() == 1:
-        return loss_function(model, plan, chunk)
-    return ParallelLoss(model, plan, chunk, shard)
-
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-exchange
 def exchange(parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
     """Send a tensor to each rank and receive one from each.
@@ -339,10 +344,11 @@ def exchange(parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
     return list(received.split(sizes))
 
 
-def row_counts(rows: int) -> list[int]:
-    """Count the rows of a sharded matrix that each rank holds: chunks of N, the last ones short."""
-    most = -(-rows // size())
-    return [max(0, min(most, rows - r * most)) for r in range(size())]
+def row_counts(rows: int, n: int | None = None) -> list[int]:
+    """Count the rows of a sharded matrix that each of n ranks (None for all of the run) holds."""
+    n = n or size()
+    most = -(-rows // n)
+    return [max(0, min(most, rows - r * most)) for r in range(n)]
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-muon
 def muon_step(update: Tensor, group: dict[str, Any]) -> Tensor:

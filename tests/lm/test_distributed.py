@@ -15,7 +15,8 @@ import ranks
 import torch
 from safetensors.torch import load_file
 
-from lmgeom.lm import checkpoint
+from lmgeom import cli
+from lmgeom.lm import checkpoint, presets
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -77,10 +78,11 @@ def logged(out):
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     """One process to step 2, two with shards to step 5 or so, one to the end: as one throughout."""
-    assert command(tmp_path / "whole", "none", ranks=1)[0] == 0
+    code, _, errors = command(tmp_path / "whole", "none", ranks=1)
+    assert code == 0, errors
     out = tmp_path / "parts"
-    code, said, _ = command(out, "signal:1", ranks=1)
-    assert code == 0
+    code, said, errors = command(out, "signal:1", ranks=1)
+    assert code == 0, errors
     assert "SIGTERM came at step 2; with --resume the run goes on" in said
     _, said, _ = command(out, "signal:4", "--resume", "--shard", "fsdp")
     assert said.count("with --resume the run goes on") == 1
@@ -90,11 +92,41 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
 
 
 def test_a_dead_rank_ends_the_others_and_is_named(tmp_path):
-    started = time.monotonic()
     code, _, said = command(tmp_path, "die:4", "--checkpoint-every", "2")
-    assert time.monotonic() - started < 60
+    died = (tmp_path / "log.jsonl").stat().st_mtime  # the last step before
+    assert time.time() - died < 60
     assert code != 0
     assert re.search(r"rank +: 1 ", said)
     assert f"Signal {signal.SIGKILL.value} (SIGKILL)" in said
     assert "rank 0 has lost another rank" in said
     assert checkpoint.latest(tmp_path).step == 4
+
+
+# The example for SLURM -------------------------------------------------------------------------
+
+STUBS = {
+    "scontrol": 'if [ "$1" = show ]; then echo first; echo second; else echo "$@"; fi',
+    "srun": 'shift; for id in 0 1; do SLURM_PROCID=$id SLURM_LOCALID=$id SLURM_NTASKS=2 "$@"; done',
+    "python": 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT" "${@:3}"',
+}
+
+
+def test_the_slurm_script_starts_ranks_of_a_command_that_parses(tmp_path, root):
+    for name, text in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "DATA": "text", "OUT": "run 1"}
+    variables |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ["bash", str(root / "examples" / "train.slurm")]
+    done = subprocess.run(
+        script, env=os.environ | variables, check=True, capture_output=True, text=True
+    )
+    *ranks_said, queued = done.stdout.splitlines()
+    assert [line.split()[:5] for line in ranks_said] == [
+        [rank, rank, "2", "first", "20007"] for rank in "01"
+    ]
+    assert queued == "requeue 7"
+    words = ranks_said[0].replace("run 1", "run-1").split()[5:]
+    args = cli.parser().parse_args(words)
+    assert (args.out, args.resume, args.shard) == ("run-1", True, "ddp")
+    assert args.preset in presets
