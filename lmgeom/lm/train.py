@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,18 @@ from lmgeom.lm.device import (
     train_flops,
 )
 from .distributed import SHARDS, once, rank, size
+from .memory import gibibytes, step_memory
 from .model import LanguageModel
 from .optim import BODY_RULES, make_optimizer, schedule
-from .progress import History, Report, as_line, exclusive, interrupts
+from lmgeom.lm.progress import (
+    History,
+    Report,
+    as_line,
+    check_sinks,
+    exclusive,
+    interrupts,
+    open_sinks,
+)
 
 # %% ../../nbs/lm/06_train.ipynb #train-accumulate
 def accumulate(loss_of: Callable[..., Any], x: Tensor, y: Tensor, pieces: int = 1) -> Tensor:
@@ -147,7 +156,7 @@ def update(
 # %% ../../nbs/lm/06_train.ipynb #train-check-head
 LATER: dict[str, Any] = {"head_optimizer": "adamw", "head_lr": None, "head_options": {}}
 LATER |= {"body_optimizer": "adamw", "level_periods": ()}
-MEANS = {"shard": "ddp"}
+MEANS = {"shard": "ddp", "recompute": False}
 
 
 def check_head(name: str, size: float | None, options: Any) -> None:
@@ -193,6 +202,8 @@ class TrainConfig:
         head_options: Its options, such as {"whiten": 0.5} or {"weight_decay": 0.0}.
         body_optimizer: Rule for the matrices of the blocks, "adamw" or "muon".
         level_periods: Steps between two moves of each level of a continuum memory.
+        recompute: Keep only what enters each block, and compute the block again in the backward
+            pass.
         shard: What the ranks of a run hold, "ddp" for whole copies of the weights or "fsdp" for
             shards of them; one process alone holds them whole.
 
@@ -225,6 +236,7 @@ class TrainConfig:
     body_optimizer: str = "adamw"
     level_periods: tuple[int, ...] = ()
     shard: str = "ddp"
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         pair = tuple(self.betas) if isinstance(self.betas, (list, tuple)) else ()
@@ -267,6 +279,7 @@ class TrainConfig:
             ("head_lr", lambda x: x is None or number(1e-12, 1e3)(x), "must be a positive number"),
             ("body_optimizer", lambda n: n in BODY_RULES, f"known: {', '.join(BODY_RULES)}"),
             ("level_periods", periods, "must be whole numbers, at least 1"),
+            ("recompute", lambda c: c in (True, False), "must be True or False"),
             ("shard", lambda s: s in SHARDS, f"known: {', '.join(SHARDS)}"),
         ]
 
@@ -289,7 +302,7 @@ class TrainConfig:
         return cls(**settings)
 
 # %% ../../nbs/lm/06_train.ipynb #train-resume
-FREE = ("eval_every", "checkpoint_every", "keep", "log_every", "shard")
+FREE = ("eval_every", "checkpoint_every", "keep", "log_every", "shard", "recompute")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -366,6 +379,17 @@ def banner(
         f"{type(part).__name__} ({', '.join(g.get('role', 'all') for g in part.param_groups)})"
         for part in getattr(optimizer, "parts", [optimizer])
     ]
+    memory = step_memory(
+        model.config,
+        each,
+        config.context,
+        precision=plan.precision,
+        chunk=config.loss_chunk,
+        recompute=config.recompute,
+        accumulate=config.accumulation > 1,
+        optimizer=lambda model: optimizer_of(model, config),
+        gpu=plan.device.type == "cuda",
+    )
     unit = " nats a step" if HEAD_RULES[config.head_optimizer].size == "budget" else ""
     head = "" if config.head_lr is None else f"; {config.head_lr:g}{unit} for the head"
     rows = {
@@ -378,6 +402,8 @@ def banner(
         "peak": f"{peak:.3g} FLOPs/s ({source})",
         "batch": f"{across}{config.accumulation} x {each} sequences x {config.context} tokens = "
         f"{tokens:,} tokens a step",
+        "memory": f"{gibibytes(memory.peak)} at the peak of a step, "
+        f"{gibibytes(memory.weights + memory.optimizer)} between steps (counted, whole copies)",
         "steps": f"{config.steps:,}, from {start}; {config.steps * tokens:,} tokens in all",
         "learning rate": f"{config.lr:g} after {config.warmup} steps, "
         f"{config.lr * config.min_lr:g} at the end{head}",
@@ -503,6 +529,7 @@ def train(
     quiet: bool = False,
     optimizer: Callable[[LanguageModel, TrainConfig], torch.optim.Optimizer] | None = None,
     allow_changes: bool = False,
+    log: Sequence[str] = (),
 ) -> TrainResult:
     """Train a model in place.
 
@@ -523,6 +550,7 @@ def train(
         optimizer: Makes the optimizer, instead of the rules that the settings name. The schedule
             multiplies the learning rate of each of its groups.
         allow_changes: Resume although settings differ; the new ones are used.
+        log: Dashboards that get the numbers besides log.jsonl, "tensorboard" or "trackio".
 
     Returns:
         History, evaluations and time. A run that SIGINT or SIGTERM ends early is saved first.
@@ -536,13 +564,14 @@ def train(
     out = None if out is None else Path(out)
     own, quiet = (out if rank() == 0 else None), quiet or rank() > 0
     _refuse(model, data, config, out, resume)
+    check_sinks(log)
     plan = make_plan(config.device, config.dtype, config.compile)
     distributed.place(model, plan, config.shard)
     model.train()
     rule = (optimizer or optimizer_of)(model, config)
     distributed.check_optimizer(rule)
     peaks = [group["lr"] for group in rule.param_groups]
-    loss_of = distributed.rank_loss(model, plan, config.loss_chunk, config.shard)
+    loss_of = distributed.rank_loss(model, plan, config.loss_chunk, config.shard, config.recompute)
     extra = {"settings": _settings(model, data, config)}
     with contextlib.ExitStack() as stack:
         once(lambda: stack.enter_context(exclusive(own)))
@@ -550,7 +579,8 @@ def train(
         stack.enter_context(torch.random.fork_rng([plan.device] * (plan.device.type == "cuda")))
         caught = stack.enter_context(interrupts(out is not None))
         start = restore(out, model, rule, extra["settings"], allow_changes) if resume and out else 0
-        history = stack.enter_context(contextlib.closing(History(own, start)))
+        sinks = open_sinks(log, own, start, extra["settings"])
+        history = stack.enter_context(contextlib.closing(History(own, start, sinks)))
         _keep_tokenizer(data, own)
         report = stack.enter_context(contextlib.closing(_report(model, config, plan, start, quiet)))
         if not quiet:
