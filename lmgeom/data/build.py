@@ -95,7 +95,7 @@ def prepare(
     check_name(tokenizer)
     name = Path(tokenizer).stem if Path(tokenizer).exists() else str(tokenizer)
     label = str(source).removeprefix("hub:").strip("/").replace("/", "-").replace(":", "-")
-    label = source.stem if is_own else label
+    label = Path(source).stem if is_own else label
     out = Path(out) if out else sources.cache_dir() / "prepared" / f"{label}-{name}"
     request = {
         "format": FORMAT,
@@ -184,8 +184,8 @@ class _Work:
     quiet: bool
     staged: dict[str, list[Staged]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, dict] = field(default_factory=dict)
-    report: dict[str, dict] = field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    report: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def say(self, line: str) -> None:
         if not self.quiet:
@@ -194,7 +194,8 @@ class _Work:
     # ------------------------------------------------------------ 1. stage and split
     def stage(self, documents: Iterator[Document]) -> None:
         """Write the text of every document to one file, drop exact duplicates, assign splits."""
-        start, by_domain, seen, duplicates = time.perf_counter(), {}, set(), 0
+        by_domain: dict[tuple[str, str | None], list[Staged]] = {}
+        start, seen, duplicates = time.perf_counter(), set(), 0
         with open(self.folder / "stage", "wb") as file:
             for document in documents:
                 text, scored = document.text.encode(), document.scored.encode()
@@ -386,37 +387,36 @@ class _Overlap:
         if not is_train:
             self.held_out.setdefault(name, []).extend(found)
             return
-        if self.grams is None:
-            self._index()
+        every = self._index() if self.grams is None else self.grams
         document = np.repeat(np.arange(len(found)), [len(grams) for grams in found])
         grams = np.concatenate(found)
         known = self.filter[grams & np.uint64(len(self.filter) - 1)]  # most runs stop here
         grams, document = grams[known], document[known]
-        place = np.minimum(np.searchsorted(self.grams, grams), len(self.grams) - 1)
-        hit = self.grams[place] == grams
+        place = np.minimum(np.searchsorted(every, grams), len(every) - 1)
+        hit = every[place] == grams
         self.shared[place[hit]] = True
         for bit, split in enumerate(self.held_out):
             of_split = self.member[place[hit]] >> np.uint64(bit) & np.uint64(1) > 0
             n = len(np.unique(document[hit][of_split]))
             self.train_documents[split] = self.train_documents.get(split, 0) + n
 
-    def _index(self) -> None:
+    def _index(self) -> np.ndarray:
         sets = {name: np.concatenate([*rows, _NO_GRAMS]) for name, rows in self.held_out.items()}
-        self.grams = np.unique(np.concatenate([*sets.values(), np.zeros(1, np.uint64)]))
-        self.member = np.zeros(len(self.grams), dtype=np.uint64)
+        self.grams = every = np.unique(np.concatenate([*sets.values(), np.zeros(1, np.uint64)]))
+        self.member = np.zeros(len(every), dtype=np.uint64)
         for bit, grams in enumerate(sets.values()):
-            self.member[np.searchsorted(self.grams, grams)] |= np.uint64(1 << bit)
-        self.shared = np.zeros(len(self.grams), dtype=bool)
+            self.member[np.searchsorted(every, grams)] |= np.uint64(1 << bit)
+        self.shared = np.zeros(len(every), dtype=bool)
         self.filter = np.zeros(1 << 24, dtype=bool)
-        self.filter[self.grams & np.uint64(len(self.filter) - 1)] = True
+        self.filter[every & np.uint64(len(self.filter) - 1)] = True
+        return every
 
-    def report(self) -> dict[str, dict]:
+    def report(self) -> dict[str, dict[str, Any]]:
         """Count, for each held-out split, what it shares with the training text."""
-        if self.grams is None:
-            self._index()
+        every = self._index() if self.grams is None else self.grams
         rows = {}
         for name, documents in self.held_out.items():
-            shared = [self.shared[np.searchsorted(self.grams, grams)] for grams in documents]
+            shared = [self.shared[np.searchsorted(every, grams)] for grams in documents]
             indices = [i for i, flags in enumerate(shared) if flags.any()]
             rows[name] = {
                 "documents": len(documents),
@@ -433,7 +433,7 @@ _NO_GRAMS = np.empty(0, dtype=np.uint64)
 
 
 def _append(file: BinaryIO, content: bytes | np.ndarray) -> None:
-    file.write(content if isinstance(content, bytes) else memoryview(content).cast("B"))
+    file.write(content if isinstance(content, bytes) else memoryview(content.data).cast("B"))
 
 
 def _save(path: Path, text: str) -> None:

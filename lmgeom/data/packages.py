@@ -42,6 +42,9 @@ class Document(NamedTuple):
     scored: str = ""
 
 
+Parser = Callable[[Path], Iterator[Document]]
+
+
 @dataclass(frozen=True)
 class Package:
     """One package of a registry.
@@ -62,7 +65,7 @@ class Package:
     filename: str
     sha256: str
     license: str
-    documents: Callable[[Path], Iterator[Document]] | None = None
+    documents: Parser | None = None
 
 
 # ---------------------------------------------------------------- reading archives
@@ -92,8 +95,8 @@ def _members(archive: Path, patterns: Sequence[str]) -> list[tuple[str, bytes]]:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     if archive.suffix in (".whl", ".zip"):
-        with zipfile.ZipFile(archive) as file:
-            return [(name, file.read(name)) for name in sorted(file.namelist()) if wanted(name)]
+        with zipfile.ZipFile(archive) as packed:
+            return [(name, packed.read(name)) for name in sorted(packed.namelist()) if wanted(name)]
     if archive.suffix == ".deb":
         command = ["dpkg-deb", "--fsys-tarfile", str(archive)]
         with (
@@ -106,8 +109,8 @@ def _members(archive: Path, patterns: Sequence[str]) -> list[tuple[str, bytes]]:
 
 
 def _tar_members(file: tarfile.TarFile, wanted: Callable[[str], bool]) -> list[tuple[str, bytes]]:
-    found = [(m.name, file.extractfile(m).read()) for m in file if m.isfile() and wanted(m.name)]
-    return sorted(found)
+    chosen = ((m.name, file.extractfile(m)) for m in file if m.isfile() and wanted(m.name))
+    return sorted((name, content.read()) for name, content in chosen if content is not None)
 
 
 def decode(content: bytes) -> str:
@@ -228,7 +231,7 @@ def files(
     return documents
 
 
-def entries(domain: str, pattern: str, separator: str, drop: str = r"(?!)"):
+def entries(domain: str, pattern: str, separator: str, drop: str = r"(?!)") -> Parser:
     """Build a parser for dictionaries: entries between separators, grouped into documents.
 
     Args:
@@ -247,7 +250,7 @@ def entries(domain: str, pattern: str, separator: str, drop: str = r"(?!)"):
     return documents
 
 
-def both(*parsers: Callable[[Path], Iterator[Document]]):
+def both(*parsers: Parser) -> Parser:
     """Build a parser that reads one archive with several parsers in turn."""
 
     def documents(archive: Path) -> Iterator[Document]:
@@ -272,7 +275,7 @@ def gensim_wikipedia(archive: Path) -> Iterator[Document]:
     [(_, content)] = members(archive, "*/enwiki-latest-pages-articles1.xml-*-shortened.bz2")
     dump = bz2.decompress(content).decode("utf-8", "replace")
     for page in re.findall(r"<page>(.*?)</page>", dump, flags=re.S):
-        title = html.unescape(re.search(r"<title>(.*?)</title>", page).group(1))
+        title = html.unescape("".join(re.findall(r"<title>(.*?)</title>", page)[:1]))
         body = re.search(r"<text[^>]*>(.*?)</text>", page, flags=re.S)
         if body and not body.group(1).startswith("#REDIRECT"):
             text = clean(f"{title}\n\n{strip_wikitext(html.unescape(body.group(1)))}")
@@ -428,12 +431,21 @@ def sword(archive: Path) -> Iterator[Document]:
 
 
 # ---------------------------------------------------------------- the lists
-def _wheel(name: str, version: str, sha256: str, license: str, documents=None, tag="py3-none-any"):
+def _wheel(
+    name: str,
+    version: str,
+    sha256: str,
+    license: str,
+    documents: Parser | None = None,
+    tag: str = "py3-none-any",
+) -> Package:
     filename = f"{name.replace('-', '_')}-{version}-{tag}.whl"
     return Package(name, version, "pip", filename, sha256, license, documents)
 
 
-def _npm(name: str, version: str, sha256: str, license: str, documents=None) -> Package:
+def _npm(
+    name: str, version: str, sha256: str, license: str, documents: Parser | None = None
+) -> Package:
     filename = f"{name.lstrip('@').replace('/', '-')}-{version}.tgz"
     return Package(name, version, "npm", filename, sha256, license, documents)
 
@@ -560,7 +572,7 @@ TOKENIZERS = (
 )
 
 
-def _deb(name: str, license: str, documents: Callable[[Path], Iterator[Document]]) -> Package:
+def _deb(name: str, license: str, documents: Parser) -> Package:
     return Package(name, "", "apt-get", f"{name}_*.deb", "", license, documents)
 
 

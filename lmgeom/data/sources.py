@@ -398,7 +398,7 @@ def _package_documents(
             origin.missing.append(package.name)
             continue
         version = package.version or unquote(path.name.split("_")[1])
-        row = {
+        row: dict[str, Any] = {
             "name": package.name,
             "version": version,
             "sha256": package.sha256 or file_sha256(path),
@@ -407,7 +407,8 @@ def _package_documents(
             "bytes": 0,
         }
         origin.packages.append(row)
-        for document in _limited(package.documents(path), share):
+        parse = package.documents or (lambda _: iter(()))
+        for document in _limited(parse(path), share):
             row["documents"] += 1
             row["bytes"] += len(document.text.encode())
             yield document
@@ -417,7 +418,7 @@ def _hub_documents(
     hub: Hub, origin: Origin, dataset: str | None, streaming: bool, max_bytes: int | None
 ) -> Iterator[Document]:
     name = dataset or hub.dataset
-    row = {"name": name, "version": hub.configuration, "documents": 0, "bytes": 0}
+    row: dict[str, Any] = {"name": name, "version": hub.configuration, "documents": 0, "bytes": 0}
     origin.packages.append(row)
     by_hash = list(hub.splits) == ["train"]
     for split, theirs in hub.splits.items():
@@ -451,7 +452,7 @@ def _hub_split(hub: Hub, name: str, split: str, streaming: bool) -> Iterator[Doc
         raise DataError(f"{message}: {_first_line(error)}") from error
 
 
-def _hub_rows(hub: Hub, rows) -> Iterator[Document]:
+def _hub_rows(hub: Hub, rows: Any) -> Iterator[Document]:
     if hub.documents is not iter:  # rows are lines: one domain, joined into documents
         domain = hub.domain({})
         for text in hub.documents(row["text"] for row in rows):
@@ -490,9 +491,15 @@ def own_files(source: str | Path) -> dict[str, str]:
 
 
 def _own_documents(path: Path, origin: Origin) -> Iterator[Document]:
-    for file, sha256 in own_files(path).items():
-        file = Path(file)
-        row = {"name": file.name, "version": "", "sha256": sha256, "documents": 0, "bytes": 0}
+    for name, sha256 in own_files(path).items():
+        file = Path(name)
+        row: dict[str, Any] = {
+            "name": file.name,
+            "version": "",
+            "sha256": sha256,
+            "documents": 0,
+            "bytes": 0,
+        }
         origin.packages.append(row)
         for text in READERS[file.suffix.lower()](file):
             row["documents"] += 1

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..errors import DataError
 
@@ -60,7 +61,7 @@ class Tokenizer:
         self.eot, self.vocab_size = eot, vocab_size
 
     @cached_property
-    def _encoding(self):
+    def _encoding(self) -> Any:
         try:
             import tiktoken
         except ModuleNotFoundError as error:
@@ -73,11 +74,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode one text, without an end-of-text token."""
-        return self._encoding.encode_ordinary(text)
+        ids: list[int] = self._encoding.encode_ordinary(text)
+        return ids
 
     def encode_batch(self, texts: Sequence[str], threads: int = 2) -> list[list[int]]:
         """Encode several texts; the result does not depend on the number of threads."""
-        return self._encoding.encode_ordinary_batch(list(texts), num_threads=threads)
+        encode = self._encoding.encode_ordinary_batch
+        ids: list[list[int]] = encode(list(texts), num_threads=threads)
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids; a character cut in two becomes U+FFFD.
@@ -87,12 +91,13 @@ class Tokenizer:
         """
         ids = [int(i) for i in ids]
         try:
-            return self._encoding.decode(ids)
+            text: str = self._encoding.decode(ids)
         except (KeyError, OverflowError) as error:
             bad = next(i for i in ids if i != self.eot and i not in self.tokens)
             raise DataError(
                 f"id {bad} is no token of {self.name}, ids are < {self.vocab_size}"
             ) from error
+        return text
 
     @cached_property
     def tokens(self) -> dict[int, bytes]:
@@ -250,8 +255,8 @@ def check_name(name: str | Path) -> None:
     """
     known = [*BPE_SIZES, *PACKAGED]
     if str(name) not in known and not Path(name).exists():
-        known = ", ".join(known)
-        raise DataError(f"unknown tokenizer {str(name)!r}: choose from {known}, or a path")
+        listed = ", ".join(known)
+        raise DataError(f"unknown tokenizer {str(name)!r}: choose from {listed}, or a path")
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:

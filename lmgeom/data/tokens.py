@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 
 from .tokenizers import Tokenizer, byte_tokenizer, read_tokenizer
 from ..errors import DataError
@@ -60,7 +61,9 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def pack(documents: Sequence[Sequence[int]], eot: int, vocab_size: int):
+def pack(
+    documents: Sequence[Sequence[int] | np.ndarray], eot: int, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Lay documents end to end, each preceded by the end-of-text token.
 
     Args:
@@ -148,15 +151,15 @@ def ngrams(text: str, n: int = 13) -> np.ndarray:
     return total
 
 
-class _WordHashes(dict):
+class _WordHashes(dict[str, int]):
     """Word -> 64-bit hash, computed when first asked for; emptied when it holds a million words."""
 
     def __missing__(self, word: str) -> int:
         if len(self) >= 1 << 20:
             self.clear()
         digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
-        self[word] = int.from_bytes(digest, "little")
-        return self[word]
+        self[word] = found = int.from_bytes(digest, "little")
+        return found
 
 
 _word_hashes = _WordHashes()
@@ -241,7 +244,7 @@ class Corpus:
 
     def frequencies(self) -> np.ndarray:
         """Count each token in the training text, shape (vocab_size,), int64."""
-        return sum(self._counts.values())
+        return np.sum(list(self._counts.values()), axis=0, dtype=np.int64)
 
     def shares(self) -> np.ndarray:
         """Return the share of each token in what a model reads, shape (vocab_size,), float64.
@@ -251,10 +254,13 @@ class Corpus:
         lacks has 0.
         """
         domains = self._counts.items()
-        return sum(self.weights[name] * counts / counts.sum() for name, counts in domains)
+        total = np.zeros(self.vocab_size)
+        for name, counts in domains:
+            total += self.weights[name] * counts / counts.sum()
+        return total
 
 # %% ../../nbs/data/02_tokens.ipynb #tokens-load
-def read_array(folder: Path, name: str, dtype: np.dtype, length: int) -> np.ndarray:
+def read_array(folder: Path, name: str, dtype: DTypeLike, length: int) -> np.ndarray:
     """Map a flat file of a prepared folder into memory after checking its size.
 
     Raises:
@@ -343,7 +349,8 @@ def from_text(
     for code, split in enumerate(SPLITS):
         chosen = [text for text, c in zip(texts, codes, strict=True) if c == code]
         packed = pack(tokenizer.encode_batch(chosen), tokenizer.eot, tokenizer.vocab_size)
-        made[split] = Split(*packed, np.array([len(t.encode()) for t in chosen], dtype=np.int64))
+        sizes = np.array([len(t.encode()) for t in chosen], dtype=np.int64)
+        made[split] = Split(packed[0], packed[1], sizes)
     content = b"".join(made[s].tokens.tobytes() for s in SPLITS) + tokenizer.sha256.encode()
     return Corpus(
         train={domain: made["train"].tokens},

@@ -42,7 +42,8 @@ class InputSet:
 
     def reach(self, x: Tensor) -> Tensor:
         """The largest |<x, h>| over the set, shape (...,): the norm dual to it."""
-        return torch.linalg.vector_norm(self.seen(x), dim=-1) + self.offset(x).abs()
+        norm: Tensor = torch.linalg.vector_norm(self.seen(x), dim=-1)
+        return norm + self.offset(x).abs()
 
     def worst(self, x: Tensor, extra: float = 0.0) -> Tensor:
         """The hidden state with the largest |<x, h> + extra|, shape (D,)."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +70,8 @@ def _slack(table: Tensor) -> float:
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Multiply float32 matrices in float32, whatever faster rounding is allowed elsewhere."""
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    known: Any = torch.backends
+    backends = known.cuda.matmul, known.mkldnn.matmul
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

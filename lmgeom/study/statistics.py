@@ -230,7 +230,7 @@ def paired_slope(
 def _slope(x: np.ndarray, d: np.ndarray) -> Paired:
     """Return the least-squares slope of each row of d (seeds, J) over x (J,), with its interval."""
     slopes = d @ (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    return paired(slopes, np.zeros(len(slopes)))
+    return paired(slopes.tolist(), [0.0] * len(slopes))
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-trend
 def paired_trend(
@@ -370,7 +370,8 @@ class Strata:
         """Return the mean of a group of strata in the sample and in each resample, (1 + R,)."""
         group = list(group)
         with np.errstate(invalid="ignore"):
-            return self.sums[:, group].sum(1) / self.shares[:, group].sum(1)
+            means: np.ndarray = self.sums[:, group].sum(1) / self.shares[:, group].sum(1)
+        return means
 
     def interval(self, group: Sequence[int], less: Sequence[int] | None = None) -> Interval:
         """Return the mean of a group of strata, less that of another one, with its interval.
@@ -435,7 +436,10 @@ def paired_strata(
     seeds = sorted(a.keys() & b.keys())
     if len(seeds) < 2:
         return None
-    rng, targets, sums, shares = np.random.default_rng(0), 0, 0.0, 0.0
+    rng = np.random.default_rng(0)
+    targets: Any = 0
+    sums: Any = 0.0
+    shares: Any = 0.0
     by_seed = seed_weights(rng, len(seeds), replicates)
     parts = _differences([a[s] for s in seeds], [b[s] for s in seeds], metric)
     for weight, counts, difference in parts:

@@ -120,6 +120,6 @@ def carried(
     if any(kept not in losses for losses in found):
         return None
     lost = [losses[kept] - min(losses.values()) for losses in found[1:]]
-    valleys = [tuple(zip(*trials, strict=True)) for trials in tried]
+    valleys: list[tuple[Any, ...]] = [tuple(zip(*trials, strict=True)) for trials in tried]
     best = tuple(best_size(*valley) for valley in valleys)
     return Carried(best, tuple(largest_harmless(*v) for v in valleys), float(np.mean(lost)))
