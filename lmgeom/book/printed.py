@@ -24,7 +24,7 @@ __all__ = ["compose", "destinations", "parts", "print_book"]
 
 PAGE_WIDTH = 643  # CSS pixels between the margins of the paper, as print.css sets them
 # What a reader of paper cannot use, and the tables behind the figures, which the pages fold.
-LEFT_OUT = ".headerlink, .copybtn, details.figure-table, script"
+LEFT_OUT = ".headerlink, .copybtn, .only-dark, details.figure-table, script"
 DOCUMENT = """<!doctype html>
 <html lang="en" data-theme="light"><head><meta charset="utf-8"><title>{title}</title>
 {styles}<style>{running}</style>

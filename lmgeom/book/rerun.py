@@ -25,8 +25,9 @@ from lmgeom.book.execute import Execution, Workspace, execute, executed_notebook
 from lmgeom.book.pipeline import prepare_claims, prepare_data
 from lmgeom.book.settings import load_profile, notebook_path
 from lmgeom.book.staging import check_parameters, parameters_of
-from lmgeom.errors import BookError, ConfigError
+from lmgeom.errors import BookError, ConfigError, RecordError
 from lmgeom.study import claims
+from lmgeom.study.band import check_run
 from lmgeom.study.records import load_record, load_records
 
 __all__ = ["Cell", "cells_of", "read_parameters", "rerun"]
@@ -251,21 +252,30 @@ def _beside(cell: Cell) -> str:
     return table
 
 
+def _curve_words(run: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> str:
+    """Say whether the curve of a reader's run lies in the band of ours, and what else differs."""
+    try:
+        found = check_run(run, records)
+    except RecordError as error:
+        return str(error)
+    inside = f"all {found.compared} evaluations inside"
+    word = f"{len(found.outside)} of {found.compared} evaluations outside"
+    return "; ".join([word if found.outside else inside, *found.other])
+
+
 def _runs_table(results: Path, root: Path) -> Iterator[str]:
     """Markdown rows of the reader's runs beside the book's of the same study, arm and seed."""
     for study in sorted(path for path in results.iterdir() if path.is_dir()):
-        ours = {(r["arm"], r["seed"]): r for r in load_records(study.name, root / "book/results")}
+        records = load_records(study.name, root / "book" / "results")
+        ours = {(r["arm"], r["seed"]): r["losses"]["val"] for r in records}
         for path in sorted(study.glob("*-seed*.json")):
             run = load_record(path)
             known, loss = ours.get((run["arm"], run["seed"])), run["losses"]["val"]
-            cells = [f"{run['study']}, {run['arm']}, seed {run['seed']}"]
-            if known:
-                same = "the same" if known["id"] == run["id"] else "others"
-                value = known["losses"]["val"]
-                cells += [f"{value:.4f}", f"{loss:.4f}", f"{loss - value:+.4f}", same]
-            else:
-                cells += ["none", f"{loss:.4f}", "", ""]
-            yield f"| {' | '.join(cells)} |"
+            pair = ["none", f"{loss:.4f}", ""]
+            if known is not None:
+                pair = [f"{known:.4f}", f"{loss:.4f}", f"{loss - known:+.4f}"]
+            cells = [f"{run['study']}, {run['arm']}, seed {run['seed']}", *pair]
+            yield f"| {' | '.join([*cells, _curve_words(run, records)])} |"
 
 
 def _origin(title: str, run: Execution) -> str:
@@ -316,8 +326,9 @@ def _page(
     if rows := _claims_of(pair[0]):
         lines += ["", "## Claim by claim", CLAIMS, *_raw(_claims_table(rows, root, results))]
     if results:
-        lines += ["", "## Run by run", "", "| run | ours | yours | difference, nats | settings |"]
+        lines += ["", "## Run by run", "", "| run | ours | yours | difference | our band |"]
         lines += ["| --- | ---: | ---: | ---: | --- |", *_runs_table(results, root)]
+        lines += ["", "Losses at the end of training, in nats, on the validation text."]
     lines += ["", *_numbers_section(cells_of(*pair))]
     lines += ["## Where the numbers come from", "", _origin("Ours", runs[0])]
     return "\n".join([*lines, _origin("Yours", runs[1]), ""])
