@@ -75,9 +75,8 @@ def _fault(row: Mapping[str, Any]) -> str | None:
     if "effect" in rule and not (set(rule["effect"]) <= set(rule["factors"]) and rule["effect"]):
         return f"effect={rule['effect']} must be some of the factors {rule['factors']}"
     margins = rule.get("margins", {"lost": 0.0})
-    if wrong := fault(margins, {}, dict.fromkeys(MEASURES, NUMBER)) or (
-        not margins and "lacks any"
-    ):
+    unlike = fault(margins, {}, dict.fromkeys(MEASURES, NUMBER))
+    if wrong := unlike or (None if margins else "lacks any"):
         return f"margins: {wrong}"
     if "above" in rule and not any(math.isclose(rule["above"], edge) for edge in EDGES):
         return f"above={rule['above']} is no edge of the strata: {EDGES}"
@@ -202,7 +201,7 @@ def _interval_verdict(interval: Any, threshold: float = 0.0) -> str:
     return judge_interval(interval.mean, interval.low, interval.high, threshold)
 
 
-def _difference(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _difference(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     names = (rule["better"], rule["than"], rule["metric"])
     pair = paired_arms(records, *names)
     if pair is None:
@@ -215,9 +214,10 @@ def _difference(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(word, text)
 
 
-def _pairs(rule: Mapping[str, Any], records: list[dict]) -> list[Paired] | None:
-    found = [paired_arms(records, *pair, rule["metric"]) for pair in rule["pairs"]]
-    return None if None in found else found
+def _pairs(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> list[Paired] | None:
+    found = [paired_arms(records, one, other, rule["metric"]) for one, other in rule["pairs"]]
+    there = [pair for pair in found if pair is not None]
+    return there if len(there) == len(found) else None
 
 
 def _all_of(found: list[Paired]) -> Verdict:
@@ -225,12 +225,12 @@ def _all_of(found: list[Paired]) -> Verdict:
     return Verdict(word, f"{', '.join(map(str, found))} nats")
 
 
-def _each(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _each(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     found = _pairs(rule, records)
     return None if found is None else _all_of(found)
 
 
-def _common(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _common(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     if (found := _pairs(rule, records)) is None:
         return None
     verdict = _all_of(found)
@@ -241,23 +241,25 @@ def _common(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(verdict.verdict, text)
 
 # %% ../../nbs/study/04_claims.ipynb #claims-trends
-def _trend(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _trend(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     slope = paired_slope(records, rule["pairs"], rule["metric"])
     if slope is None:
         return None
-    means = [pair.mean for pair in _pairs(rule, records)]
+    means = [pair.mean for pair in _pairs(rule, records) or []]
     text = f"{slope} nats a doubling of parameters"
     return Verdict(
         _interval_verdict(slope), f"{text}, from {', '.join(f'{m:+.4f}' for m in means)}"
     )
 
 
-def _drift(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _drift(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     slope = paired_trend(records, rule["better"], rule["than"], rule["metric"])
-    return slope and Verdict(_interval_verdict(slope), f"{slope} nats a doubling of tokens")
+    if slope is None:
+        return None
+    return Verdict(_interval_verdict(slope), f"{slope} nats a doubling of tokens")
 
 
-def _match(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _match(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     shares = matched_shares(records, rule["better"], rule["than"], rule["metric"])
     if len(shares) < 2:
         return None
@@ -278,7 +280,7 @@ def _stratum_name(strata: Sequence[int]) -> str:
     return f"{EDGES[strata[0] - 1]:g} to {EDGES[strata[-1]]:g}"
 
 
-def _rare(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _rare(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     found = paired_strata(records, rule["better"], rule["than"], rule["metric"])
     if found is None:
         return None
@@ -292,7 +294,7 @@ def _rare(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(word, f"{text}, less {_stratum_name(frequent)}: {contrast}")
 
 
-def _flat(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _flat(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     found = paired_strata(records, rule["better"], rule["than"], rule["metric"])
     if found is None:
         return None
@@ -302,7 +304,7 @@ def _flat(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(word, f"frequency {_stratum_name(group)}: {interval} nats")
 
 # %% ../../nbs/study/04_claims.ipynb #claims-ratio
-def _ratio(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _ratio(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     last = {
         arm: {r["seed"]: r["curve"][-1].get(rule["metric"]) for r in records if r["arm"] == arm}
         for arm in (rule["better"], rule["than"])
@@ -317,7 +319,7 @@ def _ratio(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict("holds" if min(ratios) >= rule["times"] else word, text)
 
 # %% ../../nbs/study/04_claims.ipynb #claims-additive
-def _additive(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _additive(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     found = factorial_effect(records, rule["factors"], rule["effect"], rule["metric"])
     if found is None:
         return None
@@ -325,7 +327,7 @@ def _additive(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(word, f"interaction {found} nats (bar: within {rule['within']:g})")
 
 # %% ../../nbs/study/04_claims.ipynb #claims-transfer
-def _transfer(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
+def _transfer(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     names = (rule["better"], *rule["rivals"])
     found = [carried(records, name, rule["models"], rule["metric"]) for name in names]
     if None in found:
@@ -343,7 +345,7 @@ def _transfer(rule: Mapping[str, Any], records: list[dict]) -> Verdict | None:
     return Verdict(weakest(*words), f"{'; '.join(texts)}; one seed")
 
 # %% ../../nbs/study/04_claims.ipynb #claims-judge-rule
-JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict]], Verdict | None]] = {
+JUDGES: dict[str, Callable[[Mapping[str, Any], list[dict[str, Any]]], Verdict | None]] = {
     "difference": _difference,
     "each": _each,
     "common": _common,

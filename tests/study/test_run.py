@@ -29,6 +29,7 @@ from lmgeom.study.run import (
     status,
     studies,
     time_left,
+    work_folder,
 )
 from lmgeom.study.statistics import stratum
 from lmgeom.taper import Alignment, alignment
@@ -496,6 +497,14 @@ def test_copies_of_a_notebook_do_not_meet(book):
         one, two = (execute(run, book / name, quiet=True) for name in ("one", "two"))
     assert one["losses"] == two["losses"]
     assert not list((book / "_build" / "runs").glob("tiny*"))
+
+
+def test_work_stands_with_the_records(book, monkeypatch):
+    ours = book / "book" / "results"
+    assert work_folder() == work_folder(ours) == book / "_build" / "runs"
+    assert work_folder(book / "mine") == book / "mine" / "_runs"
+    monkeypatch.setattr("lmgeom.study.paths.results", lambda: book / "theirs")
+    assert work_folder() == book / "theirs" / "_runs"
 
 
 def test_the_time_left_is_judged_by_the_runs_that_are_done(book):
