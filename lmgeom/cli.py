@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import os
 import signal
@@ -74,9 +75,34 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return list(found) or list(presets)
 
 
+def _memory(args: argparse.Namespace) -> None:
+    """Print what a training step of one preset needs, by micro-batch and lever."""
+    from lmgeom.lm import presets
+    from lmgeom.lm.memory import memory_rows
+
+    if len(args.preset) != 1:
+        raise ConfigError(f"--memory needs one preset, got {len(args.preset)}")
+    config = presets[args.preset[0].lower()]
+    context = args.context or config.context
+    if context > config.context:
+        raise ConfigError(f"context={context}: must be at most the model's {config.context}")
+    how = {"precision": args.dtype, "gpu": True}
+    head, *rows = memory_rows(config, tuple(args.sequences), context, args.loss_chunk, **how)
+    if args.json:
+        print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=1))
+        return
+    print(columns([head, *rows]))
+    print(
+        f"one training step of {context} tokens a sequence with AdamW in {args.dtype}, counted on"
+    )
+    print("tensors without contents; the allocator and the driver of a GPU come on top")
+
+
 def _params(args: argparse.Namespace) -> None:
     from lmgeom.lm import parameters, presets
 
+    if args.memory:
+        return _memory(args)
     budgets = {name: parameters(presets[name]) for name in _chosen(args.preset)}
     named = [name.lower() for name in args.preset]
     one = budgets.get(named[0]) if len(named) == 1 else None  # none if it is a word of names
@@ -94,9 +120,11 @@ def _params(args: argparse.Namespace) -> None:
         print(f"forward FLOPs a token: {one.flops:,}, and {one.input_flops:,} a distinct id")
     else:
         parts = ("input", "body", "norms", "head", "total")
-        table = [("preset", *parts, "overhead", "FLOPs/token", "FLOPs/distinct id")]
+        table: list[tuple[str, ...]] = [
+            ("preset", *parts, "overhead", "FLOPs/token", "FLOPs/distinct id")
+        ]
         for name, budget in budgets.items():
-            counts = (f"{count:,}" for _, count, _ in budget.rows())
+            counts = [f"{count:,}" for _, count, _ in budget.rows()]
             flops = f"{budget.flops:,}", f"{budget.input_flops:,}"
             table.append((name, *counts, f"{budget.overhead:+.3%}", *flops))
         print(columns(table))
@@ -105,6 +133,7 @@ def _params(args: argparse.Namespace) -> None:
 def _train(args: argparse.Namespace) -> None:
     from lmgeom.lm import TrainConfig
     from lmgeom.lm.distributed import process_group
+    from lmgeom.lm.progress import check_sinks
 
     config = _config(args)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
@@ -112,6 +141,7 @@ def _train(args: argparse.Namespace) -> None:
     given |= {"head_options": dict(args.head_options)}
     defaults = {"context": config.context, "warmup": min(TrainConfig.warmup, args.steps // 5)}
     settings = TrainConfig(**defaults | given)  # refused before any text is prepared
+    check_sinks(args.log)
     with process_group(settings.device):
         _train_ranks(args, config, settings)
 
@@ -131,7 +161,8 @@ def _train_ranks(args: argparse.Namespace, config: Any, settings: Any) -> None:
         )
     torch.manual_seed(settings.seed)
     model = LanguageModel(config)
-    result = train(model, corpus, settings, out=Path(args.out), resume=args.resume)
+    how = {"resume": args.resume, "allow_changes": args.allow_changes, "log": args.log}
+    result = train(model, corpus, settings, out=Path(args.out), **how)
     if rank() > 0:
         return
     print(f"trained {result.tokens:,} tokens in {result.seconds:.0f} s; checkpoints in {args.out}")
@@ -200,7 +231,8 @@ def _generate(args: argparse.Namespace) -> None:
     names = ("temperature", "top_k", "top_p", "seed")
     options = {name: getattr(args, name) for name in names}
     new = generate(model, ids, args.max_new_tokens, **options, stop=[tokenizer.eot])
-    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     print(args.prompt, end="", flush=True)
     for text in stream_text(map(int, new), tokenizer.tokens):
         print(text, end="", flush=True)
@@ -314,6 +346,18 @@ def _add_model(commands: Any) -> None:
     word = "a named model, or a word of such names: a size as 400m, an arm as albert (default: all)"
     parser.add_argument("preset", nargs="*", help=word)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    whole, positive = number(int, 1), number(float, 0.0)
+    word = "what a training step of one preset needs, in place of its parameters"
+    parser.add_argument("--memory", action="store_true", help=word)
+    word = "with --memory: sequences that pass the model together (default: 8)"
+    parser.add_argument("--sequences", type=whole, nargs="+", default=[8], help=word)
+    word = "with --memory: tokens a sequence (default: the model's)"
+    parser.add_argument("--context", type=whole, help=word)
+    word = "with --memory: tokens a chunk of the loss (default: %(default)s)"
+    parser.add_argument("--loss-chunk", type=whole, default=1024, help=word)
+    word = "with --memory: precision of the products (default: %(default)s)"
+    known = ("bfloat16", "float32")
+    parser.add_argument("--dtype", choices=known, default=known[0], help=word)
     parser.set_defaults(call=_params)
 
     parser = commands.add_parser("train", help="train a model")
@@ -324,7 +368,8 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
     parser.add_argument("--out", required=True, type=_path, help="folder of checkpoints and log")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    whole, positive = number(int, 1), number(float, 0.0)
+    word = "go on although settings differ from those of the run; the new ones are used"
+    parser.add_argument("--allow-changes", action="store_true", help=word)
     parser.add_argument("--steps", type=whole, required=True, help="optimizer steps")
     parser.add_argument("--batch-size", type=whole, default=8, help="sequences (default: 8)")
     parser.add_argument("--accumulation", type=whole, help="batches a step")
@@ -348,6 +393,14 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--seed", type=number(int, 0), help="weights and token order")
     parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
     parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
+    word = "keep only what enters each block; the backward pass computes the block again"
+    parser.add_argument("--recompute", action="store_true", default=None, help=word)
+    word = "precision of the products: float32, tf32 or bfloat16 (default: the device's)"
+    parser.add_argument("--dtype", help=word)
+    word = "use torch.compile, or not (default: on a GPU)"
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help=word)
+    word = "dashboards besides log.jsonl, on this machine only: tensorboard,trackio"
+    parser.add_argument("--log", type=lambda text: text.split(","), default=[], help=word)
     parser.add_argument("--device", help="cpu, cuda or auto")
     word = "what the ranks of torchrun hold: ddp (default), copies of the weights, or fsdp, shards"
     parser.add_argument("--shard", help=word)

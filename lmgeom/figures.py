@@ -76,7 +76,8 @@ def use() -> None:
     if get_ipython() is not None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-        set_matplotlib_formats("svg", metadata={"Date": None, "Creator": None})
+        metadata = {"Date": None, "Creator": None}
+        set_matplotlib_formats("svg", metadata=metadata)  # type: ignore[no-untyped-call]
 
 
 class _Label(Annotation):
@@ -94,7 +95,8 @@ class _Label(Annotation):
 
     def draw(self, renderer: Any) -> None:
         """Draw the label; the first of its axes parts them all."""
-        others = [text for text in self.axes.texts if isinstance(text, _Label)]
+        axes: Any = self.axes
+        others = [text for text in axes.texts if isinstance(text, _Label)]
         if self is others[0]:
             _part([text for text in others if text.arrow_patch is None], renderer)
         super().draw(renderer)
@@ -111,7 +113,7 @@ def _part(labels: Sequence[_Label], renderer: Any) -> None:
     def overlap(one: _Label, other: _Label) -> bool:
         (left, right, y, height), (start, end, at, tall) = boxes[one], boxes[other]
         apart = abs(y + one.shift - at - other.shift)
-        return left < end and start < right and apart < (height + tall) / 2 - 1e-6
+        return bool(left < end and start < right and apart < (height + tall) / 2 - 1e-6)
 
     stacks = [[text] for text in labels]
     while pair := next(
@@ -276,9 +278,9 @@ def shift(ax: Axes, log_p: Any, log_q: Any, limit: int = 40) -> tuple[int, int]:
     """
     before, after = (np.asarray(values, dtype=float) for values in (log_p, log_q))
     up, down = int(np.argmax(after - before)), int(np.argmin(after - before))
-    order = np.argsort(-before)
-    keep = np.linspace(0, len(order) - 1, min(limit, len(order))).round().astype(int)
-    order = [i for place, i in enumerate(order) if place in keep or i in (up, down)]
+    ranked = np.argsort(-before)
+    keep = np.linspace(0, len(ranked) - 1, min(limit, len(ranked))).round().astype(int)
+    order = [i for place, i in enumerate(ranked) if place in keep or i in (up, down)]
     for x, i in enumerate(order):
         color = {up: COLORS["accent"], down: COLORS["lev"]}.get(i, COLORS["muted"])
         ax.plot([x, x], [before[i], after[i]], color=color, lw=1.6)
@@ -340,7 +342,7 @@ def table(
     if "inline" in mpl.get_backend():
         from matplotlib_inline.backend_inline import flush_figures
 
-        flush_figures()
+        flush_figures()  # type: ignore[no-untyped-call]
     display(
         HTML(
             f'<details class="figure-table"><summary>{html.escape(caption)}</summary>'

@@ -18,9 +18,10 @@ from lmgeom.book.dark import draw_for_dark
 from lmgeom.book.downloads import offer_notebooks
 from lmgeom.book.execute import Execution, Workspace, executed_notebook
 from lmgeom.book.library import Library
-from lmgeom.book.reference import annotate, reference_pages
 from lmgeom.book.reading import reading_page
+from lmgeom.book.reference import annotate, reference_pages
 from lmgeom.book.settings import notebook_names
+from lmgeom.book.summary import front_table
 from lmgeom.errors import BookError
 from lmgeom.study import claims
 from lmgeom.study.shown import shown_claims
@@ -93,9 +94,9 @@ def status_page(executions: Iterable[Execution]) -> str:
     for row in rows:
         stack = tuple(f"{name} {version}" for name, version in row.versions.items())
         stacks.setdefault((row.device, *stack), []).append(row.name)
-    for (device, *stack), names in stacks.items():
+    for (device, *found), names in stacks.items():
         where = "All pages" if len(stacks) == 1 else ", ".join(f"[](/{n}.ipynb)" for n in names)
-        lines += [f"- {where}: {device}; {', '.join(stack)}."]
+        lines += [f"- {where}: {device}; {', '.join(found)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -143,7 +144,7 @@ def place_sources(
     taken = {path for pattern in patterns for path in book.glob(pattern) if path.is_file()}
     files = {PurePosixPath(p.relative_to(book).as_posix()): p.read_bytes() for p in taken}
     files |= {PurePosixPath("_assets/_static") / name: data for name, data in web_assets().items()}
-    _replace(work.sources, files | made)
+    _replace(work.sources, {**files, **made})
 
 
 def assemble(work: Workspace) -> None:
@@ -171,6 +172,7 @@ def assemble(work: Workspace) -> None:
     files |= reference_pages(library)
     files[PurePosixPath("status.md")] = status_page(executions).encode()
     files[PurePosixPath("_generated/claims.md")] = claims_page().encode()
+    files[PurePosixPath("_generated/found.md")] = front_table().encode()
     files[PurePosixPath("_generated/reading.md")] = reading_page(work.root).encode()
     place_sources(work, PROSE, files)
 
@@ -189,7 +191,8 @@ def build(work: Workspace, *, strict: bool = True) -> Path:
         BookError: Sphinx found fault; the message has its warnings.
     """
     out = work.base / "out"
-    command = [Path(sys.executable).with_name("jupyter-book"), "build", work.sources]
+    program = Path(sys.executable).with_name("jupyter-book")
+    command: list[str | Path] = [program, "build", work.sources]
     command += ["--path-output", out, "-q", *(("-W", "-n", "--keep-going") if strict else ())]
     environment = {**os.environ, "LMGEOM_ROOT": str(work.root)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

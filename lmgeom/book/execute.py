@@ -270,10 +270,10 @@ def execute(
     running: dict[Future[float], Execution] = {}
     try:
         for item in todo:
-            paths = [work.file(kind, item.name) for kind in ("staged", "running")]
+            staged, now = (work.file(kind, item.name) for kind in ("staged", "running"))
             log = work.file("log", item.name, ".txt")
             folder = notebook_path(root, item.name).parent
-            running[pool.submit(_run, *paths, log, folder, profile.timeout)] = item
+            running[pool.submit(_run, staged, now, log, folder, profile.timeout)] = item
         for done, future in enumerate(as_completed(running), len(fresh) + 1):
             item = running[future]
             if error := future.exception():

@@ -134,7 +134,8 @@ class Entry:
     @property
     def docstring(self) -> Docstring:
         """Its docstring, empty for a constant."""
-        text = None if self.constant else ast.get_docstring(self.node, clean=False)
+        node = self.node
+        text = ast.get_docstring(node, clean=False) if isinstance(node, Definition) else None
         return parse_docstring(text or "")
 
     @property
@@ -368,7 +369,8 @@ class Library:
             Files below the folder of tests, and the entries on the way, none where the tests name
             the entry itself. Without such a test, those of the nearest entries that use it count.
         """
-        waiting, seen = deque([(entry, ())]), {entry.path}
+        seen = {entry.path}
+        waiting: deque[tuple[Entry, tuple[str, ...]]] = deque([(entry, ())])
         while waiting:
             current, way = waiting.popleft()
             if files := self._direct.get(current.path):

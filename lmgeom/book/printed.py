@@ -133,7 +133,7 @@ def _article(folder: Path, page: str, pages: set[str]) -> Tag:
     for element in article.select("h1, h2, h3, h4"):
         element["aria-level"] = str(int(element.name[1]) + 1)  # below the heading of the part
     article["id"] = _anchor(page)
-    article["class"] = ["bd-article"]
+    article["class"] = "bd-article"
     return article
 
 

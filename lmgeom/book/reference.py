@@ -117,8 +117,8 @@ def _argument_names(node: Definition, library: Library) -> list[str]:
 def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
     """Documented methods of a class without leading underscore, as its author orders them."""
     for part in node.body:
-        public = isinstance(part, ast.FunctionDef) and not part.name.startswith("_")
-        if public and ast.get_docstring(part):
+        documented = isinstance(part, ast.FunctionDef) and bool(ast.get_docstring(part))
+        if isinstance(part, ast.FunctionDef) and documented and part.name[0] != "_":
             yield part
 
 

@@ -413,11 +413,11 @@ def _pages(
     results: Path | None,
 ) -> Path:
     """Build the comparison, the executed chapter and the bibliography as a book of three pages."""
-    runs = book.execution(name), work.execution(name)
-    if None in runs:
+    ours, yours = book.execution(name), work.execution(name)
+    if ours is None or yours is None:
         raise BookError(f"{name} has no finished execution")
     pair = executed_notebook(book, name), executed_notebook(work, name)
-    text = _page(name, pair, runs, given, results, root)
+    text = _page(name, pair, (ours, yours), given, results, root)
     toc = f"format: jb-book\nroot: index\nchapters:\n  - file: {name}\n  - file: bibliography\n"
     files = {PurePosixPath("index.md"): text.encode(), PurePosixPath("_toc.yml"): toc.encode()}
     content = nbformat.writes(pair[1]) + "\n"

@@ -244,7 +244,10 @@ class Corpus:
 
     def frequencies(self) -> np.ndarray:
         """Count each token in the training text, shape (vocab_size,), int64."""
-        return np.sum(list(self._counts.values()), axis=0, dtype=np.int64)
+        total = np.zeros(self.vocab_size, dtype=np.int64)
+        for counts in self._counts.values():
+            total += counts
+        return total
 
     def shares(self) -> np.ndarray:
         """Return the share of each token in what a model reads, shape (vocab_size,), float64.

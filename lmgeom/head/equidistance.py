@@ -178,7 +178,8 @@ def _inverse_power(C: Tensor, power: float) -> Tensor:
     largest = values[-1:]
     relative = values / torch.where(largest > 0, largest, 1)
     relative = relative.clamp(min=10 * torch.finfo(C.dtype).eps)
-    return axes * relative**-power @ axes.T
+    power_of: Tensor = axes * relative**-power @ axes.T
+    return power_of
 
 # %% ../../nbs/head/05_equidistance.ipynb #equidistance-spread
 def spread(
@@ -211,13 +212,14 @@ def spread(
         raise ValueError(f"whiten must be between 0 and 1, got {whiten}")
     if sweeps != int(sweeps) or sweeps < 1:
         raise ValueError(f"sweeps must be a positive integer, got {sweeps}")
-    rows, length = unit_rows(G), None
+    rows = unit_rows(G)
+    length: Tensor | None = None
     if not whiten:
         return rows
     for _ in range(int(sweeps)):
         scaled = rows if length is None else rows / length
         C = scaled.T @ scaled
         moved = rows @ _inverse_power(C if total is None else total(C), whiten / 2)
-        length = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
-        length = torch.where(length > 0, length, 1)
-    return moved.div_(length)
+        norms = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
+        length = torch.where(norms > 0, norms, 1)
+    return moved if length is None else moved.div_(length)

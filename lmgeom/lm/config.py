@@ -410,7 +410,8 @@ def depth_arms(size: str, *shape: int, **own: dict[str, Any]) -> dict[str, Calla
     """
     settings = ARCHITECTURES | own
     uniform: dict[str, Callable[[], Config]] = {
-        f"{name}-{size}": partial(Config, *shape, **settings[name]) for name in settings
+        f"{name}-{size}": partial(Config, *shape, **settings[name])  # type: ignore[arg-type]
+        for name in settings
     }
     return uniform | {
         f"{name}-tapered": lambda make=make: tapered(make()) for name, make in uniform.items()

@@ -110,9 +110,11 @@ def once(work: Callable[[], T], *, each_machine: bool = False) -> T:
         raise outcome[1]
     for _, error in outcomes:
         if error is not None:
-            error.elsewhere = True
-            raise error
-    return outcomes[0][0]
+            failed: Any = error
+            failed.elsewhere = True
+            raise failed
+    got: T = outcomes[0][0]
+    return got
 
 
 def in_turn(work: Callable[[], T]) -> T:
@@ -238,9 +240,10 @@ class ParallelLoss:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+        self, model: Any, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
     ):
-        self.model, self.ddp = model, None
+        self.model: Any = model
+        self.ddp: Any = None
         self.call = loss_function(model, replace(plan, compile=False), chunk, recompute)
         if shard == "ddp":
             watched = _LossModule(model, self.call)
@@ -260,7 +263,7 @@ class ParallelLoss:
 
 
 def rank_loss(
-    model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+    model: Any, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Make the loss that a rank differentiates: `loss_function` in a run of one process."""
     if size() == 1:
@@ -273,17 +276,19 @@ def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def part(tensor: Tensor) -> Tensor:
+def part(tensor: Any) -> Tensor:
     """This rank's part of a sharded tensor, in the same memory; a whole tensor as it is."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
+    here: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return here
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Any) -> Tensor:
     """Gather a sharded tensor on every rank; all of them must call this."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
+    all_of: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return all_of
 
 
-def share(tensor: Tensor, like: Tensor | None) -> Tensor:
+def share(tensor: Tensor, like: Any) -> Tensor:
     """Lay a whole tensor out as another one of its shape; only this rank's rows are kept."""
     if not is_sharded(like) or tensor.shape != like.shape:
         return tensor
@@ -357,7 +362,7 @@ def muon_step(update: Tensor, group: dict[str, Any]) -> Tensor:
     step = nn.Parameter(torch.zeros_like(update))
     step.grad = update
     settings = {name: group[name] for name in names}
-    bare = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+    bare: dict[str, Any] = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
     torch.optim.Muon([step], **settings, **bare).step()
     return step.detach()
 
@@ -387,10 +392,11 @@ class ShardedMuon(torch.optim.Muon):
     def _averaged(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """Average this rank's rows of the gradient over the steps."""
         state, momentum = self.state[p], group["momentum"]
+        grad: Any = p.grad
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p.grad)
-        buffer = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-        return part(p.grad.lerp(buffer, momentum) if group["nesterov"] else buffer)
+            state["momentum_buffer"] = torch.zeros_like(grad)
+        buffer = state["momentum_buffer"].lerp_(grad, 1 - momentum)
+        return part(grad.lerp(buffer, momentum) if group["nesterov"] else buffer)
 
     def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Move at most N matrices; this rank works out the one with its own number."""

@@ -7,13 +7,14 @@ __all__ = ['IGNORE', 'HOOKS', 'head_nats', 'sliced_nats', 'slope_', 'one_pass', 
 # %% ../../nbs/lm/03_loss.ipynb #loss-export-imports
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError, DataError
@@ -44,8 +45,8 @@ def sliced_nats(
 ) -> Tensor:
     """As `head_nats`, with the logits of `chunk` tokens at a time, made again in backward."""
     parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    again = {"use_reentrant": False, "preserve_rng_state": False}
-    return torch.cat([checkpoint(head_nats, head, *part, **again) for part in parts])
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(head_nats, head, *part) for part in parts])
 
 # %% ../../nbs/lm/03_loss.ipynb #loss-slope
 def slope_(logits: Tensor, targets: Tensor) -> Tensor:
@@ -102,11 +103,11 @@ def one_pass(
         logits = torch.mm(h, rows.T, out=buffer[: len(h)]).to(wide)
         nats[part] = slope_(logits, targets[part])
         slope = logits.to(dtype)
-        if wanted[0]:
+        if to_hidden is not None:
             to_hidden[part] = slope @ rows
-        if wanted[1] and dtype == wide:
+        if to_weight is not None and dtype == wide:
             torch.addmm(to_weight, slope.T, h, out=to_weight)
-        elif wanted[1]:
+        elif to_weight is not None:
             to_weight += slope.T @ h
     return nats, to_hidden, to_weight
 
@@ -120,7 +121,7 @@ class LinearLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -135,7 +136,7 @@ class LinearLoss(torch.autograd.Function):
         return nats.sum() / (targets != IGNORE).sum()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply both gradients by what arrives."""
         hidden, weight, targets, *slopes = ctx.saved_tensors
         if torch.is_grad_enabled():  # with create_graph=True
@@ -216,7 +217,9 @@ def token_loss(
     dtype, weight = product_dtype(rows), linear_weight(head)
     in_advance = reduction == "mean" and torch.is_grad_enabled() and not transforms_active()
     if chunk and in_advance and weight is not None and product_dtype(weight) == dtype:
-        return LinearLoss.apply(rows, weight, ids, chunk, dtype)
+        given = rows, weight, ids, chunk, dtype
+        mean: Tensor = LinearLoss.apply(*given)  # type: ignore[no-untyped-call]
+        return mean
     nats = sliced_nats(head, rows, ids, chunk) if chunk else head_nats(head, rows, ids)
     return nats.view_as(targets) if reduction == "none" else nats.sum() / (ids != IGNORE).sum()
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,8 +33,8 @@ class Ledger(TorchDispatchMode):
         operations: Operations seen.
     """
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = self.operations = 0
         self._known: set[int] = set()
 
@@ -52,7 +52,7 @@ class Ledger(TorchDispatchMode):
             weakref.finalize(storage, self._free, key, size)
 
     def __torch_dispatch__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and enter what it made."""
         result = function(*args, **kwargs or {})
@@ -71,11 +71,11 @@ class Contents(TorchDispatchMode):
     """
 
     def __init__(self, vocab_size: int):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
 
     def __torch_dispatch__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer, or run any other operation."""
         if function is torch.ops.aten._local_scalar_dense.default:
@@ -112,12 +112,13 @@ class StepMemory:
     operations: int
 
 # %% ../../nbs/lm/13_memory.ipynb #memory-step
-def _like_a_gpu(model: nn.Module) -> None:
+def _like_a_gpu(model: LanguageModel) -> None:
     """Let a LEV take blocks of the size that it takes on a GPU."""
     if isinstance(model.input, LEV):
         width, _, rank = model.input.spline_delta.shape[1:]
         chunk = max(1, 2**24 // (width * rank))
-        model.input.forward = partial(model.input.forward, chunk=chunk)
+        layer: Any = model.input
+        layer.forward = partial(layer.forward, chunk=chunk)
 
 
 def step_memory(
@@ -129,7 +130,7 @@ def step_memory(
     chunk: int | None = None,
     recompute: bool = False,
     accumulate: bool = False,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = make_optimizer,
+    optimizer: Callable[[LanguageModel], torch.optim.Optimizer] = make_optimizer,
     gpu: bool = False,
 ) -> StepMemory:
     """Count what a training step needs, on tensors without contents; nothing is allocated.
@@ -205,7 +206,7 @@ def memory_rows(
     for sequences in batches:
         for one in (None, chunk):
             for recompute in (False, True):
-                levers = {"chunk": one, "recompute": recompute}
+                levers: dict[str, Any] = {"chunk": one, "recompute": recompute}
                 found = step_memory(config, sequences, context, **levers, **options)
                 words = "chunked" if one else "whole", "recomputed" if recompute else "kept"
                 sizes = (gibibytes(getattr(found, name)) for name in names)

@@ -74,7 +74,8 @@ def levers(device: torch.device, chunk: int = 1024) -> list[Lever]:
         ("compile", {"compile": True}, cuda),
         ("chunked loss", {"chunk": chunk}, True),
     ]
-    found, settings = [], {}
+    found = []
+    settings: dict[str, Any] = {}
     for name, setting, there in steps:
         if there:
             settings = settings | setting
@@ -115,7 +116,9 @@ def rung(config: Config, lever: Lever, device: torch.device, sequences: int) -> 
     return step
 
 # %% ../../nbs/lm/12_speed.ipynb #speed-climb
-def row_of(config: Config, lever: Lever, tokens: int, seconds: float, peak: float) -> dict:
+def row_of(
+    config: Config, lever: Lever, tokens: int, seconds: float, peak: float
+) -> dict[str, Any]:
     """Make a row of the ladder: speed, and share of the peak FLOPs, {eq}`eq-speed-utilization`."""
     speed = tokens / seconds
     share = train_flops(config, config.context) * speed / peak
@@ -125,7 +128,7 @@ def row_of(config: Config, lever: Lever, tokens: int, seconds: float, peak: floa
 
 def climb(
     config: Config, device: torch.device, sequences: int, rounds: int = 8, chunk: int = 1024
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Measure the ladder of a device, rung by rung.
 
     Args:
@@ -164,7 +167,7 @@ def release(device: torch.device) -> None:
 BARS = {"compile": 1e-3, "bfloat16": 0.05}
 
 
-def gap(config: Config, device: torch.device, sequences: int, **lever: Any) -> dict:
+def gap(config: Config, device: torch.device, sequences: int, **lever: Any) -> dict[str, Any]:
     """Compare 20 steps with a lever to 20 eager steps in float32.
 
     Returns:
@@ -275,7 +278,8 @@ class Cut:
         """Return a batch, or fail."""
         if step >= self.step:
             raise InterruptedError(f"no data from step {self.step} on")
-        return self.data.batch(seed, step, batch_size, context)
+        pair: tuple[Tensor, Tensor] = self.data.batch(seed, step, batch_size, context)
+        return pair
 
 
 def resumption(config: Config, device: torch.device) -> dict[str, bool]:

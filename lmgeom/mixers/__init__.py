@@ -15,6 +15,8 @@ parameters, and `flops_per_token(dim, heads, tokens, **options)` the forward FLO
 matrix products on a text of `tokens` tokens, beyond two for each parameter.
 """
 
+from typing import Any
+
 from lmgeom.mixers.attention import (
     Attention,
     HeadNorm,
@@ -44,7 +46,7 @@ from lmgeom.mixers.memory import (
 )
 from lmgeom.mixers.titans import NeuralMemory, TitansLMM, TitansMAC, TitansMAG, TitansMAL
 
-MIXERS = {
+MIXERS: dict[str, Any] = {
     "attention": Attention,
     "gated-attention": GatedAttention,
     "titans-lmm": TitansLMM,
