@@ -102,6 +102,22 @@ def _claims(args: argparse.Namespace) -> int:
     return 1 if outcomes and "failed" in outcomes.values() else 0
 
 
+def _gpu_check(args: argparse.Namespace) -> int:
+    from lmgeom.lm.speed import LARGE, TINY, gpu_check, write_whole
+    from lmgeom.study.paths import results
+    from lmgeom.study.records import provenance
+
+    path = Path(args.out) if args.out else results() / "benchmarks" / "gpu-check.json"
+    if args.out is None and args.device == "cpu":
+        raise ConfigError("--device cpu needs --out: the book's record is that of a GPU")
+    record = gpu_check(args.device, TINY if args.tiny else LARGE)
+    write_whole(path, record | {"provenance": provenance()})
+    print(f"{path}: {len(record['failed'])} failed, {len(record['left_out'])} left out")
+    for name, reason in record["failed"].items():
+        print(f"{name}: {reason}")
+    return 1 if record["failed"] else 0
+
+
 def add_commands(verbs: Any) -> None:
     """Add the verbs of ``lmgeom study`` to a parser's subparsers."""
     results = {"help": "folder of records (default: book/results)"}
@@ -130,3 +146,9 @@ def add_commands(verbs: Any) -> None:
     verb.add_argument("--kind", help="only identity, budget, mechanism, cost or empirical ones")
     verb.add_argument("--verdict", help="only those with this verdict, as 'holds' or 'fails'")
     verb.set_defaults(call=_claims)
+    verb = verbs.add_parser("gpu-check", help="check speed and exactness of one GPU in 4 minutes")
+    word = "a CUDA device, or cpu to try the check without one (default: cuda)"
+    verb.add_argument("--device", default="cuda", help=word)
+    verb.add_argument("--tiny", action="store_true", help="sizes that take seconds, to try it")
+    verb.add_argument("--out", help="the record to write (default: that of the book)")
+    verb.set_defaults(call=_gpu_check)
