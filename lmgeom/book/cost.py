@@ -51,14 +51,14 @@ def measure(browser: Chromium, page: Path, folder: Path) -> Cost:
     Args:
         browser: A browser with the open page.
         page: Its HTML file.
-        folder: The book's folder; what lies in its `_static` is shared by all pages.
+        folder: The book's folder; scripts and what lies in its `_static` are shared by all pages.
     """
     work, wall = browser.work(), browser.evaluate("performance.now() / 1000")
     static = folder.resolve() / "_static"
     sizes = {True: 0, False: 0}
     for path in browser.files():
         if path.is_file():
-            sizes[static in path.parents] += path.stat().st_size
+            sizes[static in path.parents or path.suffix == ".js"] += path.stat().st_size
     name = page.relative_to(folder).as_posix()
     return Cost(name, sizes[False], sizes[True], work, wall)
 
