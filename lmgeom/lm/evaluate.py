@@ -14,6 +14,7 @@ import torch
 
 from ..errors import DataError
 from .config import require
+from .distributed import add_up, deal
 from .loss import bits_per_byte, token_loss
 from .model import LanguageModel
 
@@ -127,6 +128,7 @@ def losses(
     document_tokens: int | None = None,
     overlap: int | None = None,
     chunk: int = 4096,
+    together: bool = False,
 ) -> Losses:
     """Compute the loss of every scored token of a split.
 
@@ -140,6 +142,7 @@ def losses(
         overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
         chunk: Tokens whose logits exist at a time.
+        together: Share the windows among the ranks of the run, which all call this.
 
     Returns:
         Targets, losses in nats and documents.
@@ -157,15 +160,19 @@ def losses(
         raise DataError("no token can be scored: each document needs two tokens")
     sizes = np.array([stop - score for _, _, stop, score in plan])
     offsets = np.concatenate(([0], np.cumsum(sizes)))
-    nats = np.empty(offsets[-1], np.float32)
-    targets = np.empty(offsets[-1], np.int64)
+    nats = np.zeros(offsets[-1], np.float32)
+    targets = np.zeros(offsets[-1], np.int64)
     order = np.argsort([start - stop for _, start, stop, _ in plan], kind="stable")
     training = model.training
     model.eval()
-    for i in range(0, len(order), batch_size):
-        rows = order[i : i + batch_size]
+    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    for rows, own in deal(batches) if together else ((batch, True) for batch in batches):
         slots = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
-        targets[slots], nats[slots] = _score(model, split, [plan[row] for row in rows], chunk)
+        found = _score(model, split, [plan[row] for row in rows], chunk)
+        if own:
+            targets[slots], nats[slots] = found
+    if together:
+        targets, nats = add_up(targets), add_up(nats)
     model.train(training)
     return Losses(targets, nats, np.repeat([window[0] for window in plan], sizes))
 
@@ -258,6 +265,7 @@ def evaluate(
     max_tokens: int | None = None,
     document_tokens: int | None = None,
     overlap: int | None = None,
+    together: bool = False,
 ) -> dict[str, Evaluation]:
     """Evaluate a model on held-out text, each document on its own.
 
@@ -270,6 +278,7 @@ def evaluate(
             included, 2 or more; None for all. A document that is scored in part is read whole.
         overlap: Least context of a scored token that has it in its document; None for half of the
             model's context.
+        together: Share the windows among the ranks of the run, which all call this.
 
     Returns:
         An `Evaluation` by split.
@@ -279,6 +288,7 @@ def evaluate(
         "batch_size": batch_size,
         "max_tokens": max_tokens,
         "overlap": overlap,
+        "together": together,
     }
     reports = {}
     for name, split in named.items():

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +12,8 @@ from safetensors.torch import save_file
 from lmgeom.data import synthetic
 from lmgeom.errors import LmgeomError
 from lmgeom.lm.config import Config
-from lmgeom.lm.distributed import process_group, rank, whole
+from lmgeom.lm.distributed import SHARDS, process_group, rank, whole
+from lmgeom.lm.evaluate import evaluate
 from lmgeom.lm.model import LanguageModel
 from lmgeom.lm.train import TrainConfig, train
 
@@ -85,19 +88,50 @@ def failures() -> dict[str, str]:
     }
 
 
+def compiled() -> dict[str, list[float]]:
+    """Losses of two compiled steps in two pieces; the code generator is left out."""
+    settings, losses = RUN | {"steps": 2, "accumulation": 2, "compile": True}, {}
+    compile, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")
+    try:
+        for shard in SHARDS:
+            torch.manual_seed(0)
+            model = LanguageModel(replace(TIED, layers=1))
+            config = TrainConfig(**settings | {"shard": shard})
+            result = train(model, DATA, config, quiet=True)
+            losses[shard] = [entry["loss"] for entry in result.history]
+    finally:
+        torch.compile = compile
+    return losses
+
+
+def evaluations() -> dict[str, float]:
+    """Nats of held-out text under a sharded model, the windows shared among the ranks."""
+    torch.manual_seed(0)
+    model = LanguageModel(TIED)
+    found = {}
+
+    def look(model, step):
+        found.update(evaluate(model, DATA.splits, batch_size=3, together=True))
+        return {}
+
+    train(model, DATA, TrainConfig(**RUN | {"shard": "fsdp"}), evaluate=look, quiet=True)
+    return {name: score.nats for name, score in found.items()}
+
+
 def main(out: Path) -> None:
     """Run every case on all ranks and leave its losses and weights in a folder."""
     torch.set_num_threads(1)
     with process_group("cpu"):
         for rule in RULES:
             for dtype in DTYPES:
-                for shard in ("ddp", "fsdp"):
+                for shard in SHARDS:
                     losses, weights = run(rule, dtype, shard)
                     if rank() == 0:
                         save_file(weights, out / f"{rule}-{dtype}-{shard}.safetensors")
                         text = json.dumps(losses)
                         (out / f"{rule}-{dtype}-{shard}.json").write_text(text)
-        (out / f"failures-{rank()}.json").write_text(json.dumps(failures()))
+        facts = {"failures": failures(), "compiled": compiled(), "nats": evaluations()}
+        (out / f"facts-{rank()}.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from lmgeom import cli
-from lmgeom.lm import checkpoint, presets
+from lmgeom.lm import LanguageModel, TrainConfig, checkpoint, presets, train
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -46,8 +47,12 @@ def test_two_processes_equal_one(two, rule, dtype):
                 torch.testing.assert_close(loaded[key], weight, rtol=0, atol=1e-8)
 
 
+def facts(two):
+    return [json.loads((two / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
+
+
 def test_every_rank_says_what_failed_and_where(two):
-    said = [json.loads((two / f"failures-{rank}.json").read_text()) for rank in (0, 1)]
+    said = [fact["failures"] for fact in facts(two)]
     assert said[0] == said[1]
     bad = "step 1: loss nan, .* is output of blocks.1.mlp on rank 1"
     for shard in ("ddp", "fsdp"):
@@ -55,6 +60,21 @@ def test_every_rank_says_what_failed_and_where(two):
     assert said[0]["optimizer"] == "shard='fsdp': Muon needs whole weights; use 'ddp'"
     assert said[0]["batch"] == "batch_size=3: must be a multiple of 2 ranks x 1 pieces"
     assert said[0]["once"].startswith("out='/proc/nowhere': cannot be written")
+
+
+def test_two_compiled_processes_equal_one(two):
+    eager = TrainConfig(**ranks.RUN | {"steps": 2})
+    torch.manual_seed(0)
+    model = LanguageModel(replace(ranks.TIED, layers=1))
+    losses = [entry["loss"] for entry in train(model, ranks.DATA, eager, quiet=True).history]
+    for fact in facts(two):
+        for shard in ("ddp", "fsdp"):
+            assert fact["compiled"][shard] == pytest.approx(losses, abs=1e-5)
+
+
+def test_a_shared_evaluation_gives_every_rank_the_whole(two):
+    whole = ranks.evaluations()
+    assert facts(two)[0]["nats"] == facts(two)[1]["nats"] == pytest.approx(whole, abs=1e-5)
 
 
 # The command under torchrun ----------------------------------------------------------------------
