@@ -18,6 +18,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from lmgeom import __version__
 from lmgeom.book import downloads
 from lmgeom.book.execute import Workspace
+from lmgeom.cli import main
 
 
 @pytest.fixture
@@ -119,3 +120,18 @@ def test_same_pages_give_the_same_zip(tmp_path):
     with zipfile.ZipFile(written[0]) as file:
         assert file.namelist() == ["book/index.html", "book/lev/x.html"]
     assert [path.name for path in written[0].parent.iterdir()] == ["book.zip"]
+
+
+def test_command_packs_the_built_pages_once_there_are_some(tmp_path, monkeypatch, capsys):
+    settings = "[smoke]\nworkers = 1\ntimeout = 60\ntokenizers = []\n"
+    (tmp_path / "settings.ini").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    assert main(["book", "zip"]) == 2
+    assert "run make book PROFILE=smoke first" in capsys.readouterr().err
+    folder = Workspace(tmp_path, "smoke").html
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("<p>front</p>")
+    assert main(["book", "zip"]) == 0
+    out = tmp_path / "_build" / "smoke" / "lmgeom-book.zip"
+    assert str(out) in capsys.readouterr().out
+    assert zipfile.ZipFile(out).namelist() == ["lmgeom-book/index.html"]

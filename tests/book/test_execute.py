@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -161,7 +162,8 @@ def test_cell_that_takes_too_long_fails(checkout):
         execute(checkout, Profile("smoke", 1, 1, []))
 
 
-def test_killed_build_leaves_no_process(checkout, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ended_build_leaves_no_process(checkout, tmp_path, number):
     mark = tmp_path / "begun"
     write(checkout, "part/01_slow", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(300)")
     script = tmp_path / "run.py"
@@ -172,12 +174,14 @@ def test_killed_build_leaves_no_process(checkout, tmp_path):
         "if __name__ == '__main__':\n"
         f"    execute(Path({str(checkout)!r}), Profile('smoke', 1, 600, []))\n"
     )
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL) as process:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, script], **quiet) as process:
         deadline = time.monotonic() + 120
         while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
+        process.send_signal(number)
+        process.wait(60)
     assert len(family) >= 2, "a worker and its kernel"
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
