@@ -475,14 +475,16 @@ def test_a_command_that_is_stopped_takes_its_workers_with_it(book, monkeypatch):
     write(book, **LONG)
     started = []
     (book / "hold").touch()
-    monkeypatch.setattr(run_module, "_start", lambda *a: started.append(start(*a)) or started[-1])
 
-    def interrupt(*args):
-        wait_for(book / "reached")
-        (book / "hold").unlink()
-        raise KeyboardInterrupt
+    def start_one(*args):
+        if started:
+            wait_for(book / "reached")
+            (book / "hold").unlink()
+            raise KeyboardInterrupt
+        started.append(start(*args))
+        return started[0]
 
-    monkeypatch.setattr(run_module, "is_being_written", lambda path: started and interrupt())
+    monkeypatch.setattr(run_module, "_start", start_one)
     with pytest.raises(KeyboardInterrupt):
         run_study(load_study("tiny"), workers=2, report=str)
     assert started[0].poll() is not None

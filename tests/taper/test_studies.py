@@ -6,7 +6,6 @@ import pytest
 
 from lmgeom.lm import parameters, presets
 from lmgeom.study import load_records
-from lmgeom.study.claims import load_claims
 from lmgeom.study.run import load_study
 from lmgeom.taper import SCHEDULES, group_widths, widths, widths_by_alignment
 
@@ -89,11 +88,3 @@ def test_no_seed_both_chooses_widths_and_judges_them():
         for name in ("cosine", "measured")
     }
     assert rates["cosine"] == rates["measured"]
-
-
-def test_claims_name_arms_that_exist():
-    for claim in load_claims().values():
-        rule = claim.get("rule", {})
-        if rule.get("study") in STUDIES:
-            pairs = rule.get("pairs") or [[rule["better"], rule["than"]]]
-            assert {arm for pair in pairs for arm in pair} <= STUDIES[rule["study"]], claim["id"]
