@@ -93,6 +93,11 @@ def gate_ruff(root: Path) -> None:
     _run(root, "ruff", "format", "--quiet", "--check", *_plain_files(root))
 
 
+def gate_types(root: Path) -> None:
+    """Hold that every annotation of the library is there and agrees with the code."""
+    _run(root, "mypy", "--strict", "--cache-dir", str(root / "_build" / "mypy"), "lmgeom")
+
+
 def _copy_tree(root: Path, target: Path) -> None:
     """Copy what belongs to the project: notebooks, library and their settings."""
     ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "llms.txt")
@@ -224,6 +229,7 @@ def gate_pytest(root: Path) -> str:
 
 GATES: dict[str, Callable[[Path], str | None]] = {
     "ruff": gate_ruff,
+    "types": gate_types,
     "export": check_export,
     "rhythm": check_rhythm,
     "notebooks": gate_notebooks,
