@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, TrainingError
 from ..head.optimizer import Equispread
-from .device import Plan, find_device, loss_function
+from .device import Plan, loss_function
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -68,9 +68,9 @@ def process_group(device: str = "auto") -> Iterator[None]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
-    cuda = find_device(device).type == "cuda"
-    if cuda and device not in ("auto", "cuda"):
-        raise ConfigError(f"device={device!r}: must be 'auto' or 'cuda' where ranks share a run")
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device={device!r}: must be auto, cpu or cuda where ranks share a run")
+    cuda = device != "cpu" and torch.cuda.is_available()
     try:
         if cuda:
             _choose_gpu()

@@ -172,7 +172,8 @@ def losses(
         if own:
             targets[slots], nats[slots] = found
     if together:
-        targets, nats = add_up(targets), add_up(nats)
+        for array in (targets, nats):
+            add_up(torch.from_numpy(array))
     model.train(training)
     return Losses(targets, nats, np.repeat([window[0] for window in plan], sizes))
 

@@ -27,9 +27,7 @@ DATA = synthetic(63, seed=0, n_tokens=2000)
 RUN = {"steps": 4, "batch_size": 4, "context": 16, "warmup": 1, "lr": 1e-2, "clip": 0.5}
 RULES = {
     "adamw": (TIED, {}),
-    "muon": (TIED, {"body_optimizer": "muon"}),
-    "head-adamw": (COMPUTED, {"head_lr": 3e-3}),
-    "head-muon": (UNTIED, {"body_optimizer": "muon", "head_optimizer": "muon", "head_lr": 3e-3}),
+    "muon": (UNTIED, {"body_optimizer": "muon", "head_optimizer": "muon", "head_lr": 3e-3}),
     "rownorm": (TIED, {"head_optimizer": "rownorm", "head_lr": 0.3}),
     "sign": (UNTIED, {"head_optimizer": "sign", "head_lr": 0.3}),
     "equispread": (UNTIED, {"head_optimizer": "equispread", "head_lr": 0.3}),
@@ -42,7 +40,7 @@ RULES = {
         },
     ),
     "levels": (CHAIN, {"level_periods": [1, 3]}),
-    "pieces": (COMPUTED, {"accumulation": 2, "loss_chunk": 5}),
+    "pieces": (COMPUTED, {"accumulation": 2, "loss_chunk": 5, "head_lr": 3e-3}),
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
