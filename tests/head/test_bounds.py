@@ -98,11 +98,14 @@ def test_no_hidden_state_exceeds_the_bound_and_one_reaches_it(seed, n, d, scale)
 def test_an_adversary_reaches_the_bound_on_every_set_and_on_a_trained_head():
     S, extra = normal(0, 50, 6), normal(1, 50)
     for name, (inputs, norm) in sets(3, 6).items():
-        if name != "ball":  # the map into it has no gradient outside
-            for change in (torch.zeros_like(extra), extra):
-                value, _, worst = hilbert_bound(S, inputs, bias=change)
-                assert math.isclose(range_seminorm(S @ worst + change).item(), value)
-                assert 1 - 1e-6 < climb(S, change, norm) / value < 1 + 1e-9, name
+        for change in (torch.zeros_like(extra), extra):
+            value, _, worst = hilbert_bound(S, inputs, bias=change)
+            assert math.isclose(range_seminorm(S @ worst + change).item(), value)
+            assert 1 - 1e-6 < climb(S, change, norm) / value < 1 + 1e-9, name
+    panel = normal(4, 6, 6)
+    largest = hilbert_shifts(S, panel, extra).max().item()
+    found = climb(S, extra, lambda v: (20 * v).softmax(1) @ panel)
+    assert 1 - 1e-6 < found / largest < 1 + 1e-9
     W, S, _, h, _, gain = trained()
     value, _, worst = hilbert_bound(S, rmsnorm(gain))
     assert hilbert_shifts(S, h).max() <= value
@@ -110,6 +113,14 @@ def test_an_adversary_reaches_the_bound_on_every_set_and_on_a_trained_head():
     assert math.isclose(hilbert_distance(*predictions).item(), value, rel_tol=1e-9)
     found = climb(S, 0, lambda v: F.rms_norm(v, gain.shape, gain), rounds=1500)
     assert 1 - 1e-6 < found / value < 1 + 1e-9
+
+
+@given(SEED, ROWS, DIM)
+def test_no_average_of_a_panel_exceeds_its_states(seed, n, d):
+    S, extra, panel = normal(seed, n, d), normal(seed + 1, n), normal(seed + 2, 7, d)
+    averages = normal(seed + 3, 100, 7).mul(3).softmax(1) @ panel
+    largest = hilbert_shifts(S, panel, extra).max()
+    assert (hilbert_shifts(S, averages, extra) <= largest * (1 + 1e-12)).all()
 
 
 @given(SEED, ROWS, DIM)
@@ -252,6 +263,7 @@ def test_column_sums_vanish_for_cross_entropy_only(seed, n, d):
         assert not column_sum(loss, W) > 1e-12  # NaN where every token is masked
     assert column_sum(lambda head: (h @ head.T).logsumexp(1).square().mean(), W) > 1e-6
     assert column_sum(lambda head: F.cross_entropy((h @ head.T).tanh(), y), W) > 1e-6
+    assert column_sum(lambda head: F.cross_entropy(h @ head.T, y) + head.square().sum(), W) > 1e-6
     assert column_sum(lambda head: F.cross_entropy(h @ head.T, y) + (head[y] * h).sum(), W) > 1e-6
 
 

@@ -153,6 +153,7 @@ def test_nuclear_norm_bound(seed, V, D):
     assert (G * factor).sum().item() == pytest.approx(torch.linalg.svdvals(G).sum().item())
     assert diameter(factor) <= 2**0.5 + 1e-12
     assert tension_bounds(G)[1] >= torch.linalg.svdvals(G).sum().item() / 2**0.5 - 1e-9
+    assert tension_bounds(G)[0] <= ((V - 1) / 2) ** 0.5 * G.norm().item() * (1 + 1e-9)
 
 
 def test_scale_and_common_row_change_nothing():
