@@ -105,7 +105,9 @@ def rerun(part: str) -> str:
         Markdown.
     """
     named = [claim["rule"]["study"] for claim in _of(part).values() if "rule" in claim]
-    text = "**How to rerun it.** With `--results FOLDER` a study is run anew, into a folder of yours."
+    text = (
+        "**How to rerun it.** With `--results FOLDER` a study is run anew, into a folder of yours."
+    )
     lines = [text, "", "| command | on record | core-minutes |", "|---|---|---|"]
     for name in dict.fromkeys(named):
         records = study.load_records(name)
