@@ -221,11 +221,11 @@ class Attention(nn.Module):
     def project(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, n, d) of x (B, n, D), at positions from `start`."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
-        qk = qkv[:, :, :2]
+        qk, v = qkv.split((2, 1), dim=2)  # backward joins them in one copy; two slices take three
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         q, k = self.rotary(qk, start).transpose(1, 3).unbind(2)
-        return q, k, qkv[:, :, 2].transpose(1, 2)
+        return q, k, v.squeeze(2).transpose(1, 2)
 
     def look_up(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the heads return, joined to (B, n, D); queries are the last tokens of the keys."""
