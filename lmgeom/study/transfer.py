@@ -93,6 +93,9 @@ def size_trials(
         records: Runs whose arms are named by a common part and a size, as ``adamw-0.004``.
         arm: The common part.
         metric: Key of the records' final losses.
+
+    Returns:
+        Pairs (size, loss in nats), in order of the size.
     """
     own = [r for r in records if r["arm"].rpartition("-")[0] == arm]
     return sorted((r["config"]["train"]["head_lr"], r["losses"][metric]) for r in own)
@@ -116,10 +119,9 @@ def carried(
     if min(map(len, tried)) < 3:
         return None
     kept = min(tried[0], key=lambda trial: trial[1])[0]
-    found = [dict(trials) for trials in tried]
-    if any(kept not in losses for losses in found):
+    if any(kept not in dict(trials) for trials in tried):
         return None
-    lost = [losses[kept] - min(losses.values()) for losses in found[1:]]
+    lost = [dict(trials)[kept] - min(loss for _, loss in trials) for trials in tried[1:]]
     valleys: list[tuple[Any, ...]] = [tuple(zip(*trials, strict=True)) for trials in tried]
     best = tuple(best_size(*valley) for valley in valleys)
     return Carried(best, tuple(largest_harmless(*v) for v in valleys), float(np.mean(lost)))
