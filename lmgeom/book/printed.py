@@ -128,7 +128,7 @@ def _article(folder: Path, page: str, pages: set[str]) -> Tag:
         if not urlsplit(source).scheme:
             element["src"] = normpath(os.path.join(os.path.dirname(page), source))
         element.attrs.pop("loading", None)
-    for element in article.select("details"):
+    for element in article.select("details:not(.claim)"):  # the ledger's lines stay lines
         element["open"] = ""
     for element in article.select("h1, h2, h3, h4"):
         element["aria-level"] = str(int(element.name[1]) + 1)  # below the heading of the part

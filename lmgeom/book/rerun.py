@@ -29,11 +29,11 @@ from lmgeom.errors import BookError, ConfigError, RecordError
 from lmgeom.study import claims
 from lmgeom.study.band import check_run
 from lmgeom.study.records import load_record, load_records
+from lmgeom.study.shown import shown_claims
 
 __all__ = ["Cell", "cells_of", "read_parameters", "rerun"]
 
 NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
-CLAIM = re.compile(r'<tr id="claim-([\w.-]+)">')
 HEADING = re.compile(r"^#{1,6} +(.+)$", re.MULTILINE)
 PROSE = ("references.bib", "bibliography.md", "_config.yml", "_static/*")
 ROUNDING = 1e-12  # differences up to this are no change
@@ -164,17 +164,10 @@ def cells_of(ours: NotebookNode, yours: NotebookNode) -> list[Cell]:
     return found
 
 
-def _claims_of(notebook: NotebookNode) -> list[dict[str, Any]]:
-    """Claims that a chapter shows, in order."""
-    known = claims.load_claims()
-    shown = (
-        output.get("data", {}).get("text/html", "")
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-    )
-    names = dict.fromkeys(name for text in shown for name in CLAIM.findall(text))
-    return [known[name] for name in names if name in known]
+def _claims_of(name: str, root: Path) -> list[dict[str, Any]]:
+    """Claims that a chapter shows, in the ledger's order."""
+    shown = shown_claims(root)
+    return [row for key, row in claims.load_claims().items() if name in shown.get(key, ())]
 
 
 def _hint(claim: Mapping[str, Any], root: Path) -> str:
@@ -323,7 +316,7 @@ def _page(
         lines += [f"| `{k}` | `{defaults[k]!r}` | `{value!r}` |" for k, value in given.items()]
     if results:
         lines += ["", f"Records: those in `{results}`, and ours of studies that you have not run."]
-    if rows := _claims_of(pair[0]):
+    if rows := _claims_of(name, root):
         lines += ["", "## Claim by claim", CLAIMS, *_raw(_claims_table(rows, root, results))]
     if results:
         lines += ["", "## Run by run", "", "| run | ours | yours | difference | our band |"]

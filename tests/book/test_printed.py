@@ -28,7 +28,7 @@ BODIES = {
     "index": '<h1 id="top">A book</h1><p><a href="lev/02.html#eq">an equation</a></p>',
     "lev/01": '<h1>One<a class="headerlink" href="#x">#</a></h1><h2>Of κ</h2><p id="eq">first</p>'
     '<img src="../_images/a.svg"><details><summary>a bar</summary>bars</details>'
-    '<details class="figure-table">numbers</details>',
+    '<details class="figure-table">numbers</details><details class="claim">a line</details>',
     "lev/02": '<h1>Two "quoted"</h1><p id="eq">second <a href="#eq">here</a></p>'
     '<a href="../_sources/lev/02.ipynb">notebook</a><a href="https://example.org/">out</a>',
     "end": '<h1>End</h1><a href="lev/01.html">back</a>',
@@ -71,6 +71,7 @@ def test_what_paper_cannot_use_is_left_out_and_folds_are_open(built):
     assert "navigation" not in text
     assert "numbers" not in text
     assert '<details open="">' in text
+    assert '<details class="claim">' in text
     assert 'src="_images/a.svg"' in text
 
 
