@@ -77,7 +77,7 @@ def use() -> None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
         metadata = {"Date": None, "Creator": None}
-        set_matplotlib_formats("svg", metadata=metadata)  # type: ignore[no-untyped-call]
+        set_matplotlib_formats("svg", metadata=metadata)
 
 
 class _Label(Annotation):
@@ -342,7 +342,7 @@ def table(
     if "inline" in mpl.get_backend():
         from matplotlib_inline.backend_inline import flush_figures
 
-        flush_figures()  # type: ignore[no-untyped-call]
+        flush_figures()
     display(
         HTML(
             f'<details class="figure-table"><summary>{html.escape(caption)}</summary>'

@@ -147,6 +147,9 @@ def corpus(
         name: A source, as `prepare` takes it, or a folder that `prepare` wrote.
         tokenizer: A tokenizer, as `prepare` takes it; a prepared folder has its own.
         quiet: Print no progress.
+
+    Returns:
+        The corpus; its tokens stay on the disk until they are used.
     """
     if name not in sources.SOURCES and (Path(name) / "manifest.json").is_file():
         return load(name)

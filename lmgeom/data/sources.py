@@ -141,7 +141,11 @@ SOURCES: dict[str, Packages | Hub] = {
 
 # ---------------------------------------------------------------- the cache
 def cache_dir() -> Path:
-    """Return the folder of downloads and prepared data: $LMGEOM_CACHE or ~/.cache/lmgeom."""
+    """Find the folder of downloads and prepared data.
+
+    Returns:
+        The folder that $LMGEOM_CACHE names, else ~/.cache/lmgeom; it need not exist.
+    """
     return Path(os.environ.get("LMGEOM_CACHE") or Path.home() / ".cache" / "lmgeom")
 
 

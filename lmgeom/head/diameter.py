@@ -16,7 +16,12 @@ from torch import Tensor
 
 # %% ../../nbs/head/03_diameter.ipynb #diameter-results
 class Diameter(NamedTuple):
-    """The largest distance between two rows, and the indices of two rows that have it."""
+    """The largest distance between two rows.
+
+    Attributes:
+        value: The distance.
+        pair: Indices of two rows that have it.
+    """
 
     value: float
     pair: tuple[int, int]

@@ -274,6 +274,12 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Turn a vocabulary of ours into a tokenizer of `transformers` that gives the same ids.
 
     Only the end-of-text token is treated otherwise: written out in a text, it becomes its id.
+
+    Args:
+        tokenizer: The vocabulary.
+
+    Returns:
+        The tokenizer, which `save_pretrained` can store beside a model.
     """
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
 

@@ -169,7 +169,17 @@ def generate(
 
 # %% ../../nbs/lm/10_generate.ipynb #generate-complete
 def complete(model: LanguageModel, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-    """Return prompts and what `generate` adds: (B, T + n), n from 1 to `max_new_tokens`."""
+    """Return prompts and what `generate` adds to them.
+
+    Args:
+        model: The model.
+        ids: Prompts, shape (B, T).
+        max_new_tokens: Most tokens to add.
+        **options: Those of `generate`.
+
+    Returns:
+        Token ids, shape (B, T + n), n from 1 to `max_new_tokens`.
+    """
     new = list(generate(model, ids, max_new_tokens, **options))
     return torch.cat((ids.to(new[0]), torch.stack(new, dim=1)), dim=1)
 

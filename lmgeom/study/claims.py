@@ -397,6 +397,9 @@ def judge(
         claim: One entry of the ledger.
         outcomes: Test outcomes by pytest node; those last written by `check_tests` by default.
         folder: The folder of records; the committed ones by default.
+
+    Returns:
+        The verdict and the evidence for it.
     """
     folder = folder or paths.results()
     if "test" in claim:
@@ -526,6 +529,12 @@ def overview(
 def claims_box(*names: str) -> Any:
     """Display the named claims and their computed verdicts at the head of a chapter.
 
+    Args:
+        *names: Ids of the claims, in the order wanted.
+
+    Returns:
+        What IPython displays.
+
     Raises:
         RecordError: a name is not in the ledger.
     """
@@ -536,6 +545,12 @@ def claims_box(*names: str) -> Any:
 
 def claims_list(*names: str) -> Any:
     """Display the verdicts on the named claims as a list, each with its claim and evidence.
+
+    Args:
+        *names: Ids of the claims, in the order wanted.
+
+    Returns:
+        What IPython displays.
 
     Raises:
         RecordError: a name is not in the ledger.

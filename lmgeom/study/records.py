@@ -155,7 +155,15 @@ def load_record(path: Path) -> dict[str, Any]:
 
 
 def load_records(study: str, folder: Path | None = None) -> list[dict[str, Any]]:
-    """Return the finished runs of a study, ordered by arm and seed; empty before the first."""
+    """Read the finished runs of a study.
+
+    Args:
+        study: Name of the study, a folder of records.
+        folder: The folder of all studies; the committed one by default.
+
+    Returns:
+        Records, ordered by arm and seed; none before the first run.
+    """
     files = sorted(((folder or paths.results()) / study).glob("*.json"))
     entries = [load_record(path) for path in files]
     return sorted(entries, key=lambda entry: (entry["arm"], entry["seed"]))

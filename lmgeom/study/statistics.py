@@ -52,6 +52,9 @@ def paired(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Paire
         b: Values of the other arm, in the same order.
         level: Coverage of the interval.
 
+    Returns:
+        The mean of a minus b, its interval, and the differences.
+
     Raises:
         ValueError: lengths differ, fewer than two pairs, or a value that is not finite.
     """
@@ -95,7 +98,15 @@ def paired_arms(
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-trials
 def trials(records: Sequence[dict[str, Any]], arm: str) -> list[tuple[float, float]]:
-    """Return (peak learning rate, validation loss) of an arm's trials, in order of the rate."""
+    """List the trials of an arm's learning rate.
+
+    Args:
+        records: Run records of a study of learning rates, arms named ``arm-lr0.001``.
+        arm: Name of the arm without the rate.
+
+    Returns:
+        Pairs (peak learning rate, validation loss in nats), in order of the rate.
+    """
     own = [r for r in records if r["arm"].rsplit("-lr", 1)[0] == arm]
     return sorted((r["config"]["train"]["lr"], r["losses"]["val"]) for r in own)
 
@@ -116,6 +127,12 @@ def paired_curve(
     records: Sequence[dict[str, Any]], first: str, second: str, metric: str
 ) -> list[tuple[int, Paired]]:
     """Compare two arms at every evaluation that all their shared seeds have.
+
+    Args:
+        records: Run records of one study.
+        first: Name of the first arm.
+        second: Name of the second arm, which is subtracted.
+        metric: Key of the losses along training.
 
     Returns:
         Pairs of (training tokens, comparison), in order of tokens.
@@ -152,6 +169,9 @@ def comparison_table(
         records: Run records of one study.
         pairs: (first, second) of each comparison.
         metrics: Keys of the records' final losses; one row a pair and metric.
+
+    Returns:
+        Columns by name, each with one text a row.
     """
     rows = []
     for (first, second), metric in product(pairs, metrics):
@@ -186,6 +206,12 @@ def matched_shares(
     """Return the share of the budget at which `first` reaches the final loss of `second`.
 
     Both losses are those along training, so that they are of the same documents.
+
+    Args:
+        records: Run records of one study.
+        first: Name of the first arm.
+        second: Name of the arm to be reached.
+        metric: Key of the losses along training.
 
     Returns:
         By shared seed: a share, at most 1, or None where `first` never gets there.
@@ -238,6 +264,12 @@ def paired_trend(
 ) -> Paired | None:
     """Fit the difference along the second half of training to the logarithm of tokens.
 
+    Args:
+        records: Run records of one study.
+        first: Name of the first arm.
+        second: Name of the second arm, which is subtracted.
+        metric: Key of the losses along training.
+
     Returns:
         The slope of first minus second, in nats a doubling of tokens, or None while the arms
         share fewer than two seeds or have fewer than two such evaluations.
@@ -257,6 +289,9 @@ def factorial_weights(factors: Sequence[str], effect: Sequence[str]) -> dict[str
         factors: What an arm has or lacks. An arm is named by the factors that it has, joined by
             "-" in this order, and "none" if it has none.
         effect: One factor for its main effect, several for their interaction.
+
+    Returns:
+        Weights by name of the arm; their sum is 0.
 
     Raises:
         RecordError: `effect` is empty or names something else than a factor.
@@ -477,7 +512,14 @@ def _differences(
 def strata_table(
     found: Mapping[str, Sequence[tuple[int, int, Interval]]],
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the rows of some comparisons by stratum, by name, as columns of a table."""
+    """Return the rows of some comparisons by stratum as columns of a table.
+
+    Args:
+        found: By name of the comparison, its rows (stratum, targets, interval).
+
+    Returns:
+        Columns by name; none without a row.
+    """
     rows = [(name, STRATA[k], n, str(p)) for name, part in found.items() for k, n, p in part]
     names = ("arms", "share from", "targets", COLUMNS[2])
     return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
