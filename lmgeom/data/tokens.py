@@ -93,11 +93,12 @@ def intact(array: np.ndarray) -> np.ndarray:
         DataError: If the file has become shorter; to read the array would kill the process.
     """
     source = array.base
-    if isinstance(source, np.memmap) and os.path.exists(source.filename):
-        got = os.stat(source.filename).st_size
+    name = str(source.filename) if isinstance(source, np.memmap) else ""
+    if os.path.exists(name):
+        got = os.stat(name).st_size
         if got < array.nbytes:
             right = f"it had {array.nbytes} when it was opened"
-            raise DataError(f"{source.filename} was cut to {got} bytes; {right}")
+            raise DataError(f"{name} was cut to {got} bytes; {right}")
     return array
 
 # %% ../../nbs/data/02_tokens.ipynb #tokens-split

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, TrainingError
 from ..head.optimizer import Equispread
 from .device import Plan, loss_function
+from .model import LanguageModel
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -113,10 +114,10 @@ def once(work: Callable[[], T], *, each_machine: bool = False) -> T:
     dist.all_gather_object(outcomes, outcome)
     if outcome[1] is not None:
         raise outcome[1]
-    for _, error in outcomes:
-        if error is not None:
-            vars(error)["elsewhere"] = True
-            raise error
+    for _, failed in outcomes:
+        if failed is not None:
+            vars(failed)["elsewhere"] = True
+            raise failed
     return outcomes[0][0]
 
 
@@ -258,7 +259,12 @@ class ParallelLoss:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+        self,
+        model: LanguageModel,
+        plan: Plan,
+        chunk: int | None,
+        shard: str,
+        recompute: bool = False,
     ):
         self.model = model
         self.ddp: nn.parallel.DistributedDataParallel | None = None
@@ -282,7 +288,7 @@ class ParallelLoss:
 
 
 def rank_loss(
-    model: nn.Module, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
+    model: LanguageModel, plan: Plan, chunk: int | None, shard: str, recompute: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Make the loss that a rank differentiates: `loss_function` in a run of one process."""
     if size() == 1:
@@ -408,11 +414,11 @@ class ShardedMuon(torch.optim.Muon):
 
     def _averaged(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """Average this rank's rows of the gradient over the steps."""
-        state, momentum = self.state[p], group["momentum"]
+        state, momentum, gradient = self.state[p], group["momentum"], cast(Tensor, p.grad)
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p.grad)
-        buffer = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-        return part(p.grad.lerp(buffer, momentum) if group["nesterov"] else buffer)
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return part(gradient.lerp(buffer, momentum) if group["nesterov"] else buffer)
 
     def _move(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Move at most N matrices; this rank works out the one with its own number."""
