@@ -10,6 +10,11 @@ from lmgeom.errors import ConfigError
 
 __all__ = ["add_commands", "duration"]
 
+PARTS = ("input", "depth", "output", "together")
+KINDS = ("identity", "budget", "mechanism", "cost", "empirical")
+VERDICTS = ("holds exactly", "holds", "direction only", "no effect found", "fails")
+VERDICTS += ("not at our scale", "not attempted", "not checked here")
+
 
 def duration(seconds: float) -> str:
     """Say how long something takes, in seconds, minutes or hours."""
@@ -142,9 +147,9 @@ def add_commands(verbs: Any) -> None:
     verb.set_defaults(call=_check)
     verb = verbs.add_parser("claims", help="every claim with its computed verdict")
     verb.add_argument("--check", action="store_true", help="first run the tests behind them")
-    verb.add_argument("--part", help="only those on the input, the depth or the output")
-    verb.add_argument("--kind", help="only identity, budget, mechanism, cost or empirical ones")
-    verb.add_argument("--verdict", help="only those with this verdict, as 'holds' or 'fails'")
+    verb.add_argument("--part", choices=PARTS, help="only claims about this part of a model")
+    verb.add_argument("--kind", choices=KINDS, help="only claims of this kind")
+    verb.add_argument("--verdict", choices=VERDICTS, help="only claims with this verdict")
     verb.set_defaults(call=_claims)
     verb = verbs.add_parser("gpu-check", help="check speed and exactness of one GPU in 4 minutes")
     word = "a CUDA device, or cpu to try the check without one (default: cuda)"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lmgeom import cli, study_command
 from lmgeom.errors import RecordError
 from lmgeom.study import judge, load_claims, paths
 from lmgeom.study.claims import UNANSWERED, overview
@@ -13,6 +14,7 @@ from lmgeom.study.run import load_study, studies
 from lmgeom.study.shown import shown_claims
 
 CLAIMS = load_claims()
+JUDGED = {name: judge(claim) for name, claim in CLAIMS.items()}
 RULES = {name: claim["rule"] for name, claim in CLAIMS.items() if "rule" in claim}
 ELSEWHERE = {"head-convex": "lmgeom.study.convex"}  # studies that are no runs of language models
 
@@ -99,7 +101,7 @@ def disagreements(text, evidence, verdicts):
 
 
 def test_no_text_says_another_verdict_or_interval_than_the_records():
-    judged = {name: judge(claim) for name, claim in CLAIMS.items() if "test" not in claim}
+    judged = {name: JUDGED[name] for name, claim in CLAIMS.items() if "test" not in claim}
     evidence = " ".join(found.evidence for found in judged.values())
     verdicts = {name: found.verdict for name, found in judged.items()}
     for page, text in texts():
@@ -118,7 +120,7 @@ def test_a_text_that_disagrees_is_found():
 
 def test_claims_without_their_runs_say_what_makes_them():
     for name, claim in CLAIMS.items():
-        found = judge(claim)
+        found = JUDGED[name]
         if found.verdict == "not attempted" and claim.get("rule", {}).get("study") in studies():
             assert f"`lmgeom study run {claim['rule']['study']}`" in found.evidence, name
         if "scale" in claim:
@@ -131,5 +133,26 @@ def test_the_overview_folds_what_is_not_answered():
     answered, _, rest = page.rpartition('<div class="claims">')
     assert page.count("<tr id=") == len(CLAIMS)
     folded = {name for name in CLAIMS if f'id="claim-{name}"' in rest}
-    assert folded == {n for n, claim in CLAIMS.items() if judge(claim).verdict in UNANSWERED}
+    assert folded == {n for n, found in JUDGED.items() if found.verdict in UNANSWERED}
     assert '<a href="experiments/01_leviathan.html">' in answered
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        ((), lambda claim, found: True),
+        (("--part", "depth"), lambda claim, found: claim["part"] == "depth"),
+        (("--kind", "cost"), lambda claim, found: claim["kind"] == "cost"),
+        (("--verdict", "fails"), lambda claim, found: found.verdict == "fails"),
+    ],
+)
+def test_the_command_prints_the_ledger(capsys, options, keeps):
+    assert cli.main(["study", "claims", *options]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [name for name, claim in CLAIMS.items() if keeps(claim, JUDGED[name])]
+
+
+def test_the_command_knows_every_word_of_the_ledger():
+    assert {claim["part"] for claim in CLAIMS.values()} <= {*study_command.PARTS}
+    assert {claim["kind"] for claim in CLAIMS.values()} <= {*study_command.KINDS}
+    assert {found.verdict for found in JUDGED.values()} <= {*study_command.VERDICTS}
