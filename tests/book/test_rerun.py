@@ -14,7 +14,7 @@ from lmgeom.book import rerun as module
 from lmgeom.book.execute import Execution
 from lmgeom.book.rerun import Cell, cells_of, read_parameters, rerun
 from lmgeom.errors import BookError, ConfigError
-from lmgeom.study import claims
+from lmgeom.study import claims, paths
 
 PARAMETERS = "seed: int = 0\nrate: float = 0.5\nnames: list = ['a']\nword: str = 'x'"
 GENERAL = "workers = 1\ntimeout = 60\ntokenizers = []\n"
@@ -29,6 +29,7 @@ def checkout(tmp_path, monkeypatch):
         new_markdown_cell("## Sums", id="sums"),
         new_code_cell("{'twice': 2 * seed, 'fixed': 7}", id="twice"),
         new_code_cell("assert seed < 9, 'too large'\n1 + 1", id="same"),
+        new_code_cell("import os\nos.environ.get('LMGEOM_RESULTS', 'ours')", id="records"),
     ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     path = tmp_path / "nbs" / "part" / "01_one.ipynb"
@@ -93,7 +94,7 @@ def test_page_sets_the_numbers_side_by_side(checkout, capsys):
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Your numbers beside ours: A chapter\n")
     assert "| `seed` | `0` | `3` |" in text
-    assert "1 of 2 cells that print something print the same" in text
+    assert "2 of 3 cells that print something print the same" in text
     assert "**Sums**, largest change 100.00%" in text
     assert "&#x27;twice&#x27;: <mark>6</mark>, &#x27;fixed&#x27;: 7" in text
     executed = nbformat.read(page.parent / "part" / "01_one.ipynb", 4)
@@ -102,6 +103,25 @@ def test_page_sets_the_numbers_side_by_side(checkout, capsys):
     capsys.readouterr()
     rerun(checkout, "part/01_one", ["seed=3"])
     assert capsys.readouterr().out.count("1 up to date, 0 to run") == 2
+
+
+def test_chapter_reads_the_readers_records_over_the_books(checkout):
+    for name in ("book/results/a/x.json", "mine/b/y.json"):
+        path = checkout / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    page = rerun(checkout, "part/01_one", [], results=checkout / "mine")
+    text = page.read_text(encoding="utf-8")
+    assert "<pre>&#x27;ours&#x27;</pre>" in text
+    records = page.parents[1] / "results"
+    assert str(records) in text
+    assert sorted(path.parent.name for path in records.rglob("*.json")) == ["a", "b"]
+    assert "| parameter |" not in text
+
+
+def test_records_are_looked_for_where_a_variable_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("LMGEOM_RESULTS", str(tmp_path))
+    assert paths.results() == tmp_path
 
 
 def test_chapter_that_fails_leaves_no_page(checkout):
