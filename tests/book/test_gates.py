@@ -80,7 +80,7 @@ def test_table_and_closing_line(monkeypatch, capsys, tmp_path):
 
 
 def test_unknown_gate_is_refused_with_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match="unknown gate 'rufff', known: ruff, export"):
+    with pytest.raises(ConfigError, match="unknown gate 'rufff', known: ruff, types"):
         gates.run_gates(tmp_path, ["rufff"])
 
 
