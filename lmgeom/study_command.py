@@ -12,8 +12,8 @@ __all__ = ["add_commands", "duration"]
 
 PARTS = ("input", "depth", "output", "together")
 KINDS = ("identity", "budget", "mechanism", "cost", "empirical")
-VERDICTS = ("holds exactly", "holds", "direction only", "no effect found", "fails")
-VERDICTS += ("not at our scale", "not attempted", "not checked here")
+ANSWERED = ("holds exactly", "holds", "direction only", "no effect found", "fails")
+VERDICTS = (*ANSWERED, "not at our scale", "not attempted", "not checked here")
 
 
 def duration(seconds: float) -> str:
