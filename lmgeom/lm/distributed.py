@@ -14,7 +14,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,10 +24,6 @@ from ..errors import ConfigError, TrainingError
 from ..head.optimizer import Equispread
 from .device import Plan, loss_function
 from .model import LanguageModel
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -284,7 +280,7 @@ class ParallelLoss:
         if self.ddp is not None:
             self.ddp.require_backward_grad_sync = wanted
         else:
-            cast("FSDPModule", self.model).set_requires_gradient_sync(wanted)
+            cast(Any, self.model).set_requires_gradient_sync(wanted)
 
 
 def rank_loss(
@@ -296,7 +292,7 @@ def rank_loss(
     return ParallelLoss(model, plan, chunk, shard, recompute)
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-whole
-def is_sharded(tensor: Any) -> TypeGuard["DTensor"]:
+def is_sharded(tensor: Any) -> TypeGuard[Any]:
     """Tell whether each rank holds only a part of a tensor."""
     return hasattr(tensor, "device_mesh")
 
@@ -313,11 +309,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 def share(tensor: Tensor, like: Tensor | None) -> Tensor:
     """Lay a whole tensor out as another one of its shape; only this rank's rows are kept."""
-    if like is None or not is_sharded(like) or tensor.shape != like.shape:
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
+    if is_sharded(like) and tensor.shape == like.shape:
+        from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return tensor
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-gather
 def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from lmgeom import cli
+from lmgeom.head.optimizer import HEAD_RULES
 from lmgeom.lm import LanguageModel, TrainConfig, checkpoint, presets, train
+from lmgeom.lm.optim import BODY_RULES
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -45,6 +47,12 @@ def test_two_processes_equal_one(two, rule, dtype):
         if dtype == "float64":
             for key, weight in weights.items():
                 torch.testing.assert_close(loaded[key], weight, rtol=0, atol=1e-8)
+
+
+def test_every_rule_offered_is_among_the_cases():
+    chosen = [TrainConfig(**ranks.RUN | settings) for _, settings in ranks.RULES.values()]
+    assert {config.head_optimizer for config in chosen} == set(HEAD_RULES)
+    assert {config.body_optimizer for config in chosen} == set(BODY_RULES)
 
 
 def facts(two):
