@@ -59,7 +59,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_when_there_is_room(tmp_path):
             return DATA.batch(seed, step, *shape)
 
     try:
-        with pytest.raises(CheckpointError, match="cannot save step 6 in .*untouched") as error:
+        with pytest.raises(CheckpointError, match=r"cannot save step 6 in .*untouched") as error:
             run(data=Full(), out=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
