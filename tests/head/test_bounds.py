@@ -199,7 +199,7 @@ def test_no_bound_on_the_signal_to_the_trunk_has_the_diameter_of_the_update_alon
         target = torch.tensor([0.0, 1.0])
         changes.append(((after - target) @ (W + S) - (before - target) @ W).norm().item())
     assert changes[1] > 5 * changes[0]
-    assert changes[2] > 9.9 * changes[1]
+    assert changes[2] > 9.5 * changes[1]
 
 
 # ------------------------------------------------------------------ norms
