@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..data.tokens import intact
 from ..errors import DataError
 from .config import require
 from .distributed import add_up, deal
@@ -101,9 +102,10 @@ def _score(
     longest = max(stop - start for _, start, stop, _ in batch)
     ids = np.zeros((len(batch), longest), np.int64)
     scored = np.zeros((len(batch), longest), bool)
+    tokens = intact(split.tokens)
     for row, (document, start, stop, score) in enumerate(batch):
         offset = int(split.documents[document])
-        ids[row, : stop - start] = split.tokens[offset + start : offset + stop]
+        ids[row, : stop - start] = tokens[offset + start : offset + stop]
         scored[row, score - start : stop - start] = True
     device = next(model.parameters()).device
     hidden = model.hidden(torch.from_numpy(ids[:, :-1]).to(device))
