@@ -279,10 +279,17 @@ class Library:
         return sorted(path.as_posix() for path in found)
 
     def chapter(self, entry: Entry) -> str | None:
-        """Chapter that exports an entry, or the first that uses one without a notebook."""
+        """Chapter that exports an entry, or the first that uses or names one without a notebook."""
         if entry.place:
             return entry.place.notebook
-        return next((n for n in self.notebooks if entry.path in self._used_by[n]), None)
+        used = (name for name in self.notebooks if entry.path in self._used_by[name])
+        return next(used, next((n for n in self.notebooks if self._names(n, entry)), None))
+
+    def _names(self, notebook: str, entry: Entry) -> bool:
+        """Whether the text of a chapter of the same package names an entry."""
+        mine = notebook.split("/")[0] == entry.module.split(".")[1]
+        texts = (cell["source"] for cell in self.cells(notebook) if cell["cell_type"] == "markdown")
+        return mine and any(f"`{entry.name}`" in text for text in texts)
 
     @cached_property
     def _used_by(self) -> dict[str, set[str]]:
