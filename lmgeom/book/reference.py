@@ -22,7 +22,7 @@ from nbformat.v4 import new_markdown_cell
 
 from lmgeom.book.library import PACKAGES, Definition, Entry, Library, Place, parse_docstring
 
-__all__ = ["annotate", "claim_links", "docstring_faults", "reference_pages"]
+__all__ = ["annotate", "docstring_faults", "reference_pages"]
 
 FOLDER = "reference"
 TITLES = {
@@ -326,18 +326,6 @@ def annotate(notebook: NotebookNode, name: str, library: Library) -> NotebookNod
         source = f":::{{container}} trace\nIn the reference: {links}\n:::"
         notebook.cells.append(new_markdown_cell(source, id="reference-links"))
     return notebook
-
-
-def claim_links(library: Library) -> dict[str, list[str]]:
-    """Chapters that test each claim, for its row on the front page.
-
-    Args:
-        library: The public names of a checkout.
-
-    Returns:
-        Names of chapters by the claim's id, those whose box shows it.
-    """
-    return {name: library.boxed.get(name, []) for name in library.claims}
 
 
 # ------------------------------------------------------------------ completeness
