@@ -114,7 +114,8 @@ def once(work: Callable[[], T], *, each_machine: bool = False) -> T:
         if failed is not None:
             vars(failed)["elsewhere"] = True
             raise failed
-    return outcomes[0][0]
+    got: T = outcomes[0][0]
+    return got
 
 
 def in_turn(work: Callable[[], T]) -> T:
