@@ -47,7 +47,7 @@ FIT = """
   const name = e => (e.closest('article') || document.body).id + ' ' + e.tagName.toLowerCase() +
     (e.classList.length ? '.' + e.classList[0] : '') + ' ' + e.textContent.trim().slice(0, 40);
   const cut = e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 &&
-    getComputedStyle(e).overflowX !== 'visible' && !e.closest('mjx-assistive-mml');
+    getComputedStyle(e).overflowX !== 'visible' && !e.closest('mjx-container *');
   const out = e => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1 &&
     e.checkVisibility() && !e.closest('mjx-container');
   return [...document.querySelectorAll('article *')].filter(e => cut(e) || out(e)).map(name);
@@ -259,7 +259,7 @@ def print_book(folder: Path, book: Path, out: Path) -> list[str]:
     source = folder / "_print.html"
     try:
         source.write_text(compose(folder, book), encoding="utf-8")
-        with Chromium(timeout=900) as browser:
+        with Chromium(timeout=3600) as browser:
             browser.call("Emulation.setEmulatedMedia", media="print")
             browser.resize(PAGE_WIDTH, 900)
             browser.open(source)
