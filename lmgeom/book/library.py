@@ -416,7 +416,11 @@ class Library:
             function = parts.get(node.partition("[")[0].rpartition("::")[2])
             if tree is None or function is None:
                 continue
-            used = set(_identifiers(function))
+            used, waiting = set(), [function]
+            while waiting:  # the test, and the helpers beside it that it calls
+                new = set(_identifiers(waiting.pop())) - used
+                used |= new
+                waiting += [parts[name] for name in sorted(new & parts.keys())]
             for path in sorted(self.named_in(tree)):
                 if path.rpartition(".")[2] in used:
                     found.setdefault(path, []).append(name)
