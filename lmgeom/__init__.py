@@ -2,7 +2,11 @@
 
 Modules:
 
+- `lmgeom.book.dark`: Draw heat maps a second time, for pages in dark mode.
 - `lmgeom.book.dependencies`: What a notebook's outputs depend on, as one hash.
+- `lmgeom.book.library`: Read the library without importing it: what is public, its docstrings, cells, tests and claims.
+- `lmgeom.book.reference`: The reference of the library: one page a package, and links between it and the chapters.
+- `lmgeom.book.rerun`: Rerun one chapter with a reader's own parameters or records, and set the numbers beside ours.
 - `lmgeom.book.staging`: Turn a clean notebook into one that papermill runs and Jupyter Book shows.
 - `lmgeom.cli`: The `lmgeom` command: data, training, evaluation, generation, budgets, studies and the book.
 - `lmgeom.data.build`: Turn a source into a prepared folder: token files, offsets, tokenizer, manifest.
