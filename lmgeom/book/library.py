@@ -416,7 +416,8 @@ class Library:
             function = parts.get(node.partition("[")[0].rpartition("::")[2])
             if tree is None or function is None:
                 continue
-            used, waiting = set(), [function]
+            used: set[str] = set()
+            waiting: list[Definition] = [function]
             while waiting:  # the test, and the helpers beside it that it calls
                 new = set(_identifiers(waiting.pop())) - used
                 used |= new
