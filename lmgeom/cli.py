@@ -86,14 +86,15 @@ def _memory(args: argparse.Namespace) -> None:
     context = args.context or config.context
     if context > config.context:
         raise ConfigError(f"context={context}: must be at most the model's {config.context}")
-    how = {"precision": args.dtype, "gpu": True}
-    head, *rows = memory_rows(config, tuple(args.sequences), context, args.loss_chunk, **how)
+    how = {"precision": args.dtype or "bfloat16", "gpu": True}
+    sequences, chunk = tuple(args.sequences or [8]), args.loss_chunk or 1024
+    head, *rows = memory_rows(config, sequences, context, chunk, **how)
     if args.json:
         print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=1))
         return
     print(columns([head, *rows]))
     print(
-        f"one training step of {context} tokens a sequence with AdamW in {args.dtype}, counted on"
+        f"one training step of {context} tokens a sequence with AdamW in {how['precision']}, counted on"
     )
     print("tensors without contents; the allocator and the driver of a GPU come on top")
 
@@ -103,6 +104,9 @@ def _params(args: argparse.Namespace) -> None:
 
     if args.memory:
         return _memory(args)
+    for name in ("sequences", "context", "loss_chunk", "dtype"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with --memory")
     budgets = {name: parameters(presets[name]) for name in _chosen(args.preset)}
     named = [name.lower() for name in args.preset]
     one = budgets.get(named[0]) if len(named) == 1 else None  # none if it is a word of names
@@ -350,14 +354,13 @@ def _add_model(commands: Any) -> None:
     word = "what a training step of one preset needs, in place of its parameters"
     parser.add_argument("--memory", action="store_true", help=word)
     word = "with --memory: sequences that pass the model together (default: 8)"
-    parser.add_argument("--sequences", type=whole, nargs="+", default=[8], help=word)
+    parser.add_argument("--sequences", type=whole, nargs="+", help=word)
     word = "with --memory: tokens a sequence (default: the model's)"
     parser.add_argument("--context", type=whole, help=word)
-    word = "with --memory: tokens a chunk of the loss (default: %(default)s)"
-    parser.add_argument("--loss-chunk", type=whole, default=1024, help=word)
-    word = "with --memory: precision of the products (default: %(default)s)"
-    known = ("bfloat16", "float32")
-    parser.add_argument("--dtype", choices=known, default=known[0], help=word)
+    word = "with --memory: tokens a chunk of the loss (default: 1024)"
+    parser.add_argument("--loss-chunk", type=whole, help=word)
+    word = "with --memory: precision of the products (default: bfloat16)"
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help=word)
     parser.set_defaults(call=_params)
 
     parser = commands.add_parser("train", help="train a model")

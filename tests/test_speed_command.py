@@ -28,6 +28,8 @@ def test_memory_of_a_preset(capsys):
     assert main(["params", "400m", "--memory"]) == 2
     assert main(["params", "tied-small", "untied-small", "--memory"]) == 2
     assert "needs one preset, got 2" in capsys.readouterr().err
+    assert main(["params", "tied-small", "--loss-chunk", "8"]) == 2
+    assert "--loss-chunk goes with --memory" in capsys.readouterr().err
 
 
 def test_a_missing_dashboard_is_one_line_before_the_start(words, tmp_path, monkeypatch, capsys):
