@@ -116,7 +116,10 @@ def _press(browser: Chromium, key: str) -> None:
 
 def _focus_shows(browser: Chromium) -> bool:
     """Tell whether the focused element looks different without the focus; it keeps the focus."""
+    browser.settle()  # some slide into the page when they get the focus
     box: dict[str, Any] = browser.evaluate(BOX)
+    if min(box["width"], box["height"]) <= 0:
+        return False  # it stays above or left of the page, where no picture can be taken
 
     def picture() -> str:
         browser.settle()
