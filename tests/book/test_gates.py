@@ -106,7 +106,7 @@ def test_wheel_holds_every_module_and_the_figure_style(root, tmp_path):
         packed = {name for name in file.namelist() if name.startswith("lmgeom/")}
     wanted = {
         path.relative_to(root).as_posix()
-        for pattern in ("*.py", "*.mplstyle")
+        for pattern in ("*.py", "*.mplstyle", "py.typed")
         for path in (root / "lmgeom").rglob(pattern)
     }
     assert packed == wanted
