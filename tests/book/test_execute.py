@@ -168,10 +168,12 @@ def test_ended_build_leaves_no_process(checkout, tmp_path, number):
     write(checkout, "part/01_slow", f"import time\nopen({str(mark)!r}, 'w')\ntime.sleep(300)")
     script = tmp_path / "run.py"
     script.write_text(
+        "import signal\n"
         "from pathlib import Path\n"
         "from lmgeom.book.execute import execute\n"
         "from lmgeom.book.settings import Profile\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it\n"
         f"    execute(Path({str(checkout)!r}), Profile('smoke', 1, 600, []))\n"
     )
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
