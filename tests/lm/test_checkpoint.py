@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back to the last bit, and whatever else is refused by name."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -330,22 +331,26 @@ def test_an_optimizer_of_another_form_is_refused(run, groups):
         checkpoint.load(folder / "step-00000002", model, optimizer)
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    """Writes beyond 4 kB fail halfway through, as on a full disk."""
+    """Writes beyond 4 kB fail halfway through, as on a full disk; pytest's own come afterwards."""
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
-def test_disk_full_while_saving(run, request):
+def test_disk_full_while_saving(run):
     folder, model, optimizer = run
     advance(model, optimizer)
-    request.getfixturevalue("small_disk")
-    with pytest.raises(CheckpointError, match=r"cannot save step 3.*earlier checkpoints") as error:
+    with (
+        small_disk(),
+        pytest.raises(CheckpointError, match=r"cannot save step 3.*earlier checkpoints") as error,
+    ):
         checkpoint.save(folder, 3, model, optimizer)
     assert "\n" not in str(error.value)
     assert sorted(p.name for p in folder.iterdir()) == ["step-00000001", "step-00000002"]
