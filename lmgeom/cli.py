@@ -93,10 +93,8 @@ def _memory(args: argparse.Namespace) -> None:
         print(json.dumps([dict(zip(head, row, strict=True)) for row in rows], indent=1))
         return
     print(columns([head, *rows]))
-    print(
-        f"one training step of {context} tokens a sequence with AdamW in {how['precision']}, counted on"
-    )
-    print("tensors without contents; the allocator and the driver of a GPU come on top")
+    print(f"one training step of {context} tokens a sequence with AdamW in {how['precision']},")
+    print("counted on tensors without contents; the allocator and a GPU's driver come on top")
 
 
 def _params(args: argparse.Namespace) -> None:

@@ -17,6 +17,22 @@ function nameButtons() {
   });
 }
 
+// Markup of Sphinx that a screen reader cannot use: folds of the menu without a name, parameters as a
+// list of definitions without terms, and entries of the bibliography in roles that do not fit.
+function mendRoles() {
+  document.querySelectorAll("nav li > details > summary").forEach((summary) => {
+    const link = summary.closest("li").querySelector("a");
+    summary.setAttribute("aria-label", `Chapters of ${link ? link.textContent.trim() : "this part"}`);
+  });
+  document.querySelectorAll("dt.sig > dl").forEach((list) => {
+    list.setAttribute("role", "list");
+    list.querySelectorAll("dd").forEach((item) => item.setAttribute("role", "listitem"));
+  });
+  document.querySelectorAll(".citation-list, .citation-list > .citation").forEach((entry) => {
+    entry.removeAttribute("role");
+  });
+}
+
 // Whatever scrolls by itself can be reached by the Tab key, and only while it does scroll.
 const SCROLLS = ".bd-article :is(pre, table, figure, div.math, .cell_output, .table-scroll, .claims)";
 function markScrolling() {
@@ -30,6 +46,7 @@ function markScrolling() {
 
 document.addEventListener("DOMContentLoaded", () => {
   nameButtons();
+  mendRoles();
   new ResizeObserver(markScrolling).observe(document.documentElement);
   document.addEventListener("toggle", markScrolling, true); // a fold opens
 });

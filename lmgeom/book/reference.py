@@ -260,7 +260,8 @@ def _index(library: Library) -> str:
     for package in PACKAGES:
         names = [entry for entry in library.entries if entry.path.split(".")[1] == package]
         links = [_link(e.path, f"`{e.name}`") for e in names if e.promoted]
-        lines += [f"## [](/{FOLDER}/{package}.md)", "", " · ".join(sorted(links)), ""]
+        title = f"{TITLES[package]}: lmgeom.{package}"  # in words, for the contents of the page
+        lines += [f"## [{title}](/{FOLDER}/{package}.md)", "", " · ".join(sorted(links)), ""]
     return "\n".join(lines)
 
 
