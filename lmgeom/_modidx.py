@@ -666,6 +666,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'lmgeom.lm.speed.batch_of': ('lm/speed.html#batch_of', 'lmgeom/lm/speed.py'),
                                  'lmgeom.lm.speed.checks': ('lm/speed.html#checks', 'lmgeom/lm/speed.py'),
                                  'lmgeom.lm.speed.climb': ('lm/speed.html#climb', 'lmgeom/lm/speed.py'),
+                                 'lmgeom.lm.speed.fastest_peak': ('lm/speed.html#fastest_peak', 'lmgeom/lm/speed.py'),
                                  'lmgeom.lm.speed.gap': ('lm/speed.html#gap', 'lmgeom/lm/speed.py'),
                                  'lmgeom.lm.speed.gpu_check': ('lm/speed.html#gpu_check', 'lmgeom/lm/speed.py'),
                                  'lmgeom.lm.speed.head_bytes': ('lm/speed.html#head_bytes', 'lmgeom/lm/speed.py'),

@@ -12,17 +12,11 @@ from pathlib import Path
 import torch
 
 from lmgeom.lm.config import Config, parameters
-from lmgeom.lm.speed import levers, machine, row_of, rung
-from tests.benchmarks.measuring import medians, processor_seconds, record_file, write_record
+from lmgeom.lm.speed import fastest_peak, levers, machine, row_of, rung
+from tests.benchmarks.measuring import medians, record_file, write_record
 
 MODEL = Config(16_384, 256, 8, 4, 256, 704)
-CHUNK = 128
-
-
-def peak_flops():
-    """FLOPs a processor second of a square matrix product in float32, the best of five."""
-    a = torch.ones(1024, 1024)
-    return 2 * 1024**3 / min(processor_seconds(lambda: a @ a) for _ in range(5))
+CHUNK = 512
 
 
 def main():
@@ -33,7 +27,8 @@ def main():
     parser.add_argument("--out", type=Path, help="the record; by default the book's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    out, cpu, peak = record_file("speed-ladder", args.out), torch.device("cpu"), peak_flops()
+    out, cpu = record_file("speed-ladder", args.out), torch.device("cpu")
+    peak, _ = fastest_peak(cpu)
     rungs = levers(cpu, CHUNK)
     jobs = {lever.name: rung(MODEL, lever, cpu, args.sequences) for lever in rungs}
     seconds, tokens = medians(jobs, args.rounds), args.sequences * MODEL.context

@@ -30,7 +30,7 @@ SHAPES = {
     "50m": {"dim": 512, "layers": 13, "heads": 8, "mlp_width": 1408},
 }
 BATCH = {"10m": 8, "50m": 4}
-LOSS_CHUNK = 128
+LOSS_CHUNK = 512
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
 KINDS = {  # parts of the names of operations, and of those that call them
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),

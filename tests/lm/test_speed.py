@@ -9,7 +9,9 @@ import torch
 
 from lmgeom.lm import speed
 from lmgeom.lm.config import Config
+from lmgeom.lm.device import peak_flops
 from lmgeom.lm.speed import TINY, Cut, gap, gpu_check, head_bytes, levers, write_whole
+from lmgeom.study.paths import results
 
 CPU = torch.device("cpu")
 SMALL = Config(64, 16, 1, 2, 16, 32)
@@ -112,3 +114,11 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path):
         write_whole(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in path.parent.iterdir()] == ["check.json"]
+
+
+def test_no_rung_on_record_is_faster_than_the_machine():
+    record = json.loads((results() / "benchmarks" / "speed-ladder.json").read_text("utf-8"))
+    assert all(0 < row["share_of_peak"] < 1 for row in record["ladder"])
+    best, source = speed.fastest_peak(CPU)
+    assert best >= max(peak_flops(CPU, p)[0] for p in ("float32", "bfloat16"))
+    assert "measured" in source
