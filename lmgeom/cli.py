@@ -25,6 +25,8 @@ from lmgeom.errors import BookError, CheckpointError, ConfigError, LmgeomError
 from lmgeom.study_command import add_commands as add_study_commands
 
 DATA = "a source, or a folder that `data prepare` wrote (default: %(default)s)"
+READY = "gpt2, cl100k, o200k, llama3, tekken, or a path"
+TOKENIZERS = f"bpe-8k, bpe-16k, bpe-50k, {READY}"
 
 
 def _data_list(args: argparse.Namespace) -> None:
@@ -80,9 +82,11 @@ def _memory(args: argparse.Namespace) -> None:
     from lmgeom.lm import presets
     from lmgeom.lm.memory import memory_rows
 
-    if len(args.preset) != 1:
-        raise ConfigError(f"--memory needs one preset, got {len(args.preset)}")
-    config = presets[args.preset[0].lower()]
+    found = _chosen(args.preset)
+    if len(found) != 1:
+        some = ", ".join(found[:4]) + ", ..." * (len(found) > 4)
+        raise ConfigError(f"--memory needs one preset, and {len(found)} are meant: {some}")
+    config = presets[found[0]]
     context = args.context or config.context
     if context > config.context:
         raise ConfigError(f"context={context}: must be at most the model's {config.context}")
@@ -333,7 +337,7 @@ def _add_data(commands: Any) -> None:
     verb.set_defaults(call=_data_fetch)
     verb = verbs.add_parser("prepare", help="tokenize a source into memory maps")
     verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
-    verb.add_argument("--tokenizer", default="bpe-16k", help="tokenizer (default: %(default)s)")
+    verb.add_argument("--tokenizer", default="bpe-16k", help=f"{TOKENIZERS} (default: bpe-16k)")
     verb.add_argument("--out", type=_path, help="folder to write (default: in the cache)")
     verb.add_argument("--max-bytes", type=number(int, 1), help="stop after so much text")
     verb.add_argument("--dataset", help="a mirror of a Hub source: another id, or a local folder")
@@ -366,7 +370,7 @@ def _add_model(commands: Any) -> None:
     model.add_argument("--preset", help="a named model; `lmgeom params` lists them")
     model.add_argument("--config", help="a JSON file written by Config.to_json")
     parser.add_argument("--data", default="minipile-core", help=DATA)
-    parser.add_argument("--tokenizer", default="bpe-16k", help="default: %(default)s")
+    parser.add_argument("--tokenizer", default="bpe-16k", help=f"{TOKENIZERS} (default: bpe-16k)")
     parser.add_argument("--out", required=True, type=_path, help="folder of checkpoints and log")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     word = "go on although settings differ from those of the run; the new ones are used"
@@ -410,7 +414,7 @@ def _add_model(commands: Any) -> None:
     parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text, or tasks")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
     parser.add_argument("--data", default="minipile-core", help=DATA)
-    word = "default: bpe-16k; with --tasks the one beside the checkpoint"
+    word = f"{TOKENIZERS} (default: bpe-16k; with --tasks the one beside the checkpoint)"
     parser.add_argument("--tokenizer", help=word)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--splits", help="comma-separated names (default: all)")
@@ -433,7 +437,7 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--top-k", type=whole, help="draw from so many likeliest tokens")
     parser.add_argument("--top-p", type=positive, help="draw from the fewest tokens so probable")
     parser.add_argument("--seed", type=number(int, 0), help="for the same text again")
-    word = "the run's, unless named: a folder of `data prepare`, a file, or gpt2, llama3, ..."
+    word = f"{READY} (default: the run's)"
     parser.add_argument("--tokenizer", help=word)
     parser.set_defaults(call=_generate)
 
@@ -444,7 +448,7 @@ def _add_hub(commands: Any) -> None:
     parser.add_argument("out", type=_path, help="the folder to make; it must not exist")
     word = "what the model was trained on, for its card (default: the card has its hash only)"
     parser.add_argument("--data", help=word)
-    word = "the vocabulary (default: the one beside the checkpoint; with --data, bpe-16k)"
+    word = f"{TOKENIZERS} (default: the one beside the checkpoint; with --data, bpe-16k)"
     parser.add_argument("--tokenizer", help=word)
     parser.set_defaults(call=_export)
 

@@ -25,9 +25,12 @@ def test_memory_of_a_preset(capsys):
     assert main(["params", *small, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["blocks"] for row in rows] == ["kept", "recomputed"] * 2
+    assert main(["params", "albert-small", "--memory", "--context", "16", "--sequences", "1"]) == 0
+    assert "bfloat16" in capsys.readouterr().out
     assert main(["params", "400m", "--memory"]) == 2
+    assert "needs one preset, and " in capsys.readouterr().err
     assert main(["params", "tied-small", "untied-small", "--memory"]) == 2
-    assert "needs one preset, got 2" in capsys.readouterr().err
+    assert "and 2 are meant: tied-small, untied-small" in capsys.readouterr().err
     assert main(["params", "tied-small", "--loss-chunk", "8"]) == 2
     assert "--loss-chunk goes with --memory" in capsys.readouterr().err
 

@@ -144,8 +144,10 @@ def load_record(path: Path) -> dict[str, Any]:
     """
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"record {path.name} cannot be read: {error}") from error
+    except OSError as error:
+        raise RecordError(f"record {str(path)!r} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise RecordError(f"record {str(path)!r} is not JSON") from None
     if not isinstance(entry, dict):
         raise RecordError(f"record {path.name} is not a JSON object")
     _validate(entry, path.name)
