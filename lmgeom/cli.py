@@ -279,7 +279,9 @@ def _eval(args: argparse.Namespace) -> None:
     names = args.splits.split(",") if args.splits else [*corpus.splits]
     if unknown := [name for name in names if name not in corpus.splits]:
         raise ConfigError(f"unknown split {unknown[0]!r}; known: {', '.join(corpus.splits)}")
-    found = evaluate(model, {n: corpus.splits[n] for n in names}, max_tokens=args.max_tokens)
+    most = args.max_tokens
+    cut = {"max_tokens": most, "document_tokens": most and max(2, most)}
+    found = evaluate(model, {name: corpus.splits[name] for name in names}, **cut)
     if args.json:
         print(json.dumps({name: dataclasses.asdict(e) for name, e in found.items()}, indent=1))
         return
@@ -288,7 +290,7 @@ def _eval(args: argparse.Namespace) -> None:
             name,
             f"{e.nats:.4f}",
             None if e.stderr is None else f"{e.stderr:.4f}",
-            f"{e.bits_per_byte:.4f}",
+            None if e.bits_per_byte is None else f"{e.bits_per_byte:.4f}",
             e.tokens,
             e.documents,
         )
@@ -421,7 +423,8 @@ def _add_model(commands: Any) -> None:
     word = "comma-separated tasks of the evaluation harness, asked in place of the splits"
     what.add_argument("--tasks", help=word)
     parser.add_argument("--limit", type=number(int, 1), help="questions a task (default: all)")
-    parser.add_argument("--max-tokens", type=number(int, 1), help="tokens a split")
+    word = "tokens a split; a document that is longer is cut"
+    parser.add_argument("--max-tokens", type=number(int, 1), help=word)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=_eval)
 
