@@ -391,6 +391,7 @@ def banner(
         gpu=plan.device.type == "cuda",
     )
     unit = " nats a step" if HEAD_RULES[config.head_optimizer].size == "budget" else ""
+    alone = "one process, so nothing is sharded" if (config.shard, size()) == ("fsdp", 1) else ""
     head = "" if config.head_lr is None else f"; {config.head_lr:g}{unit} for the head"
     rows = {
         "device": f"{plan.device}, {threads} thread{'s' * (threads > 1)} ({plan.why['device']})",
@@ -404,12 +405,13 @@ def banner(
         f"{tokens:,} tokens a step",
         "memory": f"{gibibytes(memory.peak)} at the peak of a step, "
         f"{gibibytes(memory.weights + memory.optimizer)} between steps (counted, whole copies)",
+        "shards": alone,
         "steps": f"{config.steps:,}, from {start}; {config.steps * tokens:,} tokens in all",
         "learning rate": f"{config.lr:g} after {config.warmup} steps, "
         f"{config.lr * config.min_lr:g} at the end{head}",
         "saved in": out or "nowhere",
     }
-    return "\n".join(f"{key:15}{value}" for key, value in rows.items())
+    return "\n".join(f"{key:15}{value}" for key, value in rows.items() if value)
 
 # %% ../../nbs/lm/06_train.ipynb #train-helpers
 @dataclass(frozen=True)

@@ -679,6 +679,12 @@ def test_banner_and_lines(capsys):
     assert lines[-1] == "step 6/6 evaluated | val 1.5000 | n 3"
 
 
+def test_one_process_says_that_it_shards_nothing(capsys):
+    for shard, says in (("fsdp", True), ("ddp", False)):
+        run(change(shard=shard), quiet=False)
+        assert ("one process, so nothing is sharded" in capsys.readouterr().out) == says
+
+
 def test_quiet_prints_nothing(capsys):
     run()
     assert capsys.readouterr() == ("", "")
