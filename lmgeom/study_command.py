@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lmgeom.console import columns, number
+from lmgeom.console import columns, filled, number
 from lmgeom.errors import ConfigError
 
 __all__ = ["add_commands", "duration"]
@@ -63,8 +63,8 @@ def _run(args: argparse.Namespace) -> int:
 
     folder = _folder(args)
     if args.run:
-        if args.study is None:
-            raise ConfigError("--run needs the name of its study")
+        if args.study is None or args.all or args.list:
+            raise ConfigError("--run takes one study, without --all or --list")
         execute(load_study(args.study).run(args.run), folder)
         return 0
     if (args.study is None) == (not args.all):
@@ -102,8 +102,7 @@ def _claims(args: argparse.Namespace) -> int:
         found = judge(claim, outcomes=outcomes)
         if args.verdict in (None, found.verdict):
             rows.append((name, found.verdict, found.evidence))
-    if rows:
-        print(columns(rows))
+    print(columns(rows) if rows else "no claim is of this kind")
     return 1 if outcomes and "failed" in outcomes.values() else 0
 
 
@@ -125,7 +124,7 @@ def _gpu_check(args: argparse.Namespace) -> int:
 
 def add_commands(verbs: Any) -> None:
     """Add the verbs of ``lmgeom study`` to a parser's subparsers."""
-    results = {"help": "folder of records (default: book/results)"}
+    results = {"type": filled, "help": "folder of records (default: book/results)"}
     verb = verbs.add_parser("list", help="the studies and how much of each is done")
     verb.set_defaults(call=_list)
     verb = verbs.add_parser("show", help="the runs of one study and the time of the rest")
@@ -143,7 +142,8 @@ def add_commands(verbs: Any) -> None:
     verb = verbs.add_parser("check", help="compare curves with ours: exit code 1 if one is off")
     verb.add_argument("record", help="a record of `lmgeom study run`, or a folder of records")
     verb.add_argument("--metric", default="val", help="loss to compare (default: %(default)s)")
-    verb.add_argument("--results", help="folder of the records to compare with (default: ours)")
+    word = "folder of the records to compare with (default: ours)"
+    verb.add_argument("--results", type=filled, help=word)
     verb.set_defaults(call=_check)
     verb = verbs.add_parser("claims", help="every claim with its computed verdict")
     verb.add_argument("--check", action="store_true", help="first run the tests behind them")
@@ -155,5 +155,6 @@ def add_commands(verbs: Any) -> None:
     word = "a CUDA device, or cpu to try the check without one (default: cuda)"
     verb.add_argument("--device", default="cuda", help=word)
     verb.add_argument("--tiny", action="store_true", help="sizes that take seconds, to try it")
-    verb.add_argument("--out", help="the record to write (default: that of the book)")
+    word = "the record to write (default: that of the book)"
+    verb.add_argument("--out", type=filled, help=word)
     verb.set_defaults(call=_gpu_check)

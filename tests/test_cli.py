@@ -97,6 +97,33 @@ def test_numbers_are_checked_by_the_parser(words, capsys):
     assert stop.value.code == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--preset", "tied-small", "--out", "x", "--data", ""],
+        ["data", "prepare", ""],
+        ["eval", "x", "--tasks", ""],
+        ["study", "show", "head-lr", "--results", ""],
+        ["study", "gpu-check", "--device", "cpu", "--out", ""],
+        ["book", "rerun", "x", "--results", ""],
+        ["book", "serve", "--port", "70000"],
+        ["params", "tied-small", "--memory", "--sequences", "9" * 13],
+    ],
+)
+def test_empty_and_impossible_words_are_refused_by_the_parser(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parser().parse_args(words)
+    assert stop.value.code == 2
+    assert "error: argument " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--list", "--all"])
+def test_one_run_is_neither_listed_nor_all(word, capsys):
+    assert "--run takes one study" in refuse(
+        capsys, "study", "run", "head-lr", "--run", "adamw-0.001-seed0", word
+    )
+
+
 def train(tmp_path, *words, steps="4"):
     (tmp_path / "model.json").write_text(TINY.to_json())
     setting = ["--steps", steps, "--batch-size", "2", "--lr", "0.01", "--warmup", "1"]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lmgeom.console import filled, number
 from lmgeom.errors import BookError
 
 __all__ = ["add_commands"]
@@ -134,7 +135,8 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(call=_plan)
     parser = commands.add_parser("serve", help="serve the built pages to this machine")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
-    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s; 0: any free")
+    port = {"type": number(int, 0, 65535), "default": 8000}
+    parser.add_argument("--port", **port, help="default: %(default)s; 0: any free")
     parser.set_defaults(call=_serve)
     parser = commands.add_parser("rerun", help="execute a chapter your way, beside the book's")
     parser.add_argument("chapter", help="such as lev/01_spline")
@@ -142,7 +144,7 @@ def add_commands(commands: Any) -> None:
     options = {"action": "append", "default": [], "metavar": "NAME=VALUE", "help": word}
     parser.add_argument("-p", "--parameter", dest="parameters", **options)
     word = "folder of your records, as `lmgeom study run --results` writes them"
-    parser.add_argument("--results", metavar="FOLDER", help=word)
+    parser.add_argument("--results", type=filled, metavar="FOLDER", help=word)
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
     parser.set_defaults(call=_rerun)
     parser = commands.add_parser("pdf", help="print the built pages to one PDF")
