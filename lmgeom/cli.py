@@ -323,7 +323,9 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _add_data(commands: Any) -> None:
-    parser = commands.add_parser("data", help="list, fetch and prepare text")
+    word = "list, fetch and prepare text"
+    where = "Kept in the folder $LMGEOM_CACHE, by default ~/.cache/lmgeom."
+    parser = commands.add_parser("data", help=word, description=where)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verb = verbs.add_parser("list", help="the named sources and what is cached of them")
     verb.set_defaults(call=_data_list)
@@ -377,15 +379,17 @@ def _add_model(commands: Any) -> None:
     word = "go on although settings differ from those of the run; the new ones are used"
     parser.add_argument("--allow-changes", action="store_true", help=word)
     parser.add_argument("--steps", type=whole, required=True, help="optimizer steps")
-    parser.add_argument("--batch-size", type=whole, default=8, help="sequences (default: 8)")
-    parser.add_argument("--accumulation", type=whole, help="batches a step")
+    parser.add_argument("--batch-size", type=whole, default=8, help="sequences a step (default: 8)")
+    parser.add_argument(
+        "--accumulation", type=whole, help="pieces that a batch is read in (default: 1)"
+    )
     parser.add_argument("--context", type=whole, help="tokens a sequence (default: the model's)")
     parser.add_argument("--lr", type=positive, required=True, help="peak learning rate")
     parser.add_argument(
         "--warmup", type=number(int, 0), help="rising steps (default: 100, at most a fifth)"
     )
     parser.add_argument("--weight-decay", type=positive, help="decoupled decay (default: 0.1)")
-    parser.add_argument("--clip", type=positive, help="largest gradient norm")
+    parser.add_argument("--clip", type=positive, help="largest gradient norm (default: 1)")
     parser.add_argument("--body-optimizer", help="rule for the blocks: adamw (default) or muon")
     rules = "adamw (default), muon, rownorm, sign or equispread"
     parser.add_argument("--head-optimizer", help=f"rule for the head: {rules}")
@@ -396,9 +400,15 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--head-option", dest="head_options", help=word, **option)
     word = "steps between two moves of each level of a continuum memory"
     parser.add_argument("--level-periods", type=whole, nargs="+", metavar="STEPS", help=word)
-    parser.add_argument("--seed", type=number(int, 0), help="weights and token order")
-    parser.add_argument("--checkpoint-every", type=whole, help="steps between checkpoints")
-    parser.add_argument("--loss-chunk", type=whole, help="tokens a chunk of the loss")
+    parser.add_argument("--seed", type=number(int, 0), help="weights and token order (default: 0)")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=whole,
+        help="steps between checkpoints (default: one, at the end)",
+    )
+    parser.add_argument(
+        "--loss-chunk", type=whole, help="tokens a chunk of the loss (default: all)"
+    )
     word = "keep only what enters each block; the backward pass computes the block again"
     parser.add_argument("--recompute", action="store_true", default=None, help=word)
     word = "precision of the products: float32, tf32 or bfloat16 (default: the device's)"
@@ -407,7 +417,7 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help=word)
     word = "dashboards besides log.jsonl, on this machine only: tensorboard,trackio"
     parser.add_argument("--log", type=lambda text: text.split(","), default=[], help=word)
-    parser.add_argument("--device", help="cpu, cuda or auto")
+    parser.add_argument("--device", help="cpu, cuda or auto (default: auto, a GPU if there is one)")
     word = "what the ranks of torchrun hold: ddp (default), copies of the weights, or fsdp, shards"
     parser.add_argument("--shard", help=word)
     parser.set_defaults(call=_train)
