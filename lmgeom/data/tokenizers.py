@@ -68,9 +68,12 @@ class Tokenizer:
             raise DataError("encoding needs tiktoken: pip install 'lmgeom[data]'") from error
 
         special = {"<|endoftext|>": self.eot}
-        return tiktoken.Encoding(
-            self.name, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens=special
-        )
+        options = {"mergeable_ranks": self.ranks, "special_tokens": special}
+        try:
+            return tiktoken.Encoding(self.name, pat_str=self.pattern, **options)
+        except ValueError as error:
+            wrong = f"{self.name}: pattern {self.pattern!r:.60}"
+            raise DataError(f"{wrong}: must be a regular expression ({error})") from error
 
     def encode(self, text: str) -> list[int]:
         """Encode one text, without an end-of-text token."""
@@ -134,7 +137,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> "Tokenizer":
+    def from_json(cls, text: str | bytes) -> "Tokenizer":
         """Read what `to_json` wrote.
 
         Raises:
@@ -142,13 +145,15 @@ class Tokenizer:
         """
         try:
             stored = json.loads(text)
-            tokens = map(base64.b64decode, stored["tokens"])
-            ranks = {token: i for i, token in enumerate(tokens, stored["first"])}
-            return cls(
-                stored["name"], ranks, stored["pattern"], stored["eot"], stored["vocab_size"]
+            tokens = [base64.b64decode(token) for token in stored["tokens"]]
+            name, pattern, first, eot, vocab_size = (
+                stored[key] for key in ("name", "pattern", "first", "eot", "vocab_size")
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError("not a tokenizer that lmgeom wrote") from error
+        _check_stored(stored, tokens)
+        ranks = {token: i for i, token in enumerate(tokens, first)}
+        return cls(name, ranks, pattern, eot, vocab_size)
 
     @cached_property
     def sha256(self) -> str:
@@ -157,6 +162,28 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eot={self.eot})"
+
+
+def _check_stored(stored: dict[str, Any], tokens: list[bytes]) -> None:
+    """Refuse values of a tokenizer's file that no tokenizer can have."""
+    missing = sorted({bytes([byte]) for byte in range(256)} - set(tokens))
+    if missing or len(set(tokens)) < len(tokens):
+        wrong = f"the byte {missing[0]!r} is missing" if missing else "a token stands there twice"
+        raise DataError(f"tokens: {wrong}, there must be all 256 bytes and each token once")
+    for key in ("name", "pattern"):
+        if not (isinstance(stored[key], str) and stored[key]):
+            raise DataError(f"{key}={stored[key]!r}: must be a string that is not empty")
+
+    def check(key: str, low: int, high: int) -> int:
+        value = stored[key]
+        if type(value) is not int or not low <= value <= high:
+            raise DataError(f"{key}={value!r}: must be an integer from {low} to {high}")
+        return value
+
+    size = check("vocab_size", len(tokens) + 1, 1 << 32)
+    first, eot = check("first", 0, size - len(tokens)), check("eot", 0, size - 1)
+    if first <= eot < first + len(tokens):
+        raise DataError(f"eot={eot}: is the id of a token, must be an id of its own")
 
 # %% ../../nbs/data/01_tokenizers.ipynb #bpe-train-bpe
 BPE_SIZES = {"bpe-8k": 8192, "bpe-16k": 16384, "bpe-50k": 50304}
@@ -286,6 +313,6 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     if not path.is_file():
         raise DataError(f"{path}: no such tokenizer")
     try:
-        return Tokenizer.from_json(path.read_text("utf-8"))
-    except (DataError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a tokenizer that lmgeom wrote") from error
+        return Tokenizer.from_json(path.read_bytes())
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error

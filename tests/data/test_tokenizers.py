@@ -1,5 +1,8 @@
 """Tokenizers: round trips, agreement with the library that trained them, files."""
 
+import json
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +92,53 @@ def test_file_round_trip(bpe, tmp_path):
         read_tokenizer(path)
     with pytest.raises(DataError, match="no such tokenizer"):
         read_tokenizer(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 7}, "name=7: must be a string"),
+        ({"pattern": None}, "pattern=None: must be a string"),
+        ({"pattern": ""}, "pattern='': must be a string that is not empty"),
+        ({"vocab_size": "9"}, "vocab_size='9': must be an integer from 257 to 4294967296"),
+        ({"vocab_size": 256}, "vocab_size=256: must be an integer from 257"),
+        ({"vocab_size": 2**40}, f"vocab_size={2**40}: must be an integer from 257"),
+        ({"first": -5}, "first=-5: must be an integer from 0 to 44"),
+        ({"first": 2**40}, f"first={2**40}: must be an integer from 0 to 44"),
+        ({"first": True}, "first=True: must be an integer"),
+        ({"eot": "x"}, "eot='x': must be an integer from 0 to 299"),
+        ({"eot": -1}, "eot=-1: must be an integer from 0 to 299"),
+        ({"eot": 300}, "eot=300: must be an integer from 0 to 299"),
+        ({"eot": 255}, "eot=255: is the id of a token"),
+        ({"tokens": []}, r"tokens: the byte b'\x00' is missing"),
+        ({"tokens": "AAAA"}, "not a tokenizer that lmgeom wrote"),
+        ({"tokens": [1]}, "not a tokenizer that lmgeom wrote"),
+    ],
+)
+def test_damaged_values_are_named(change, message, tmp_path):
+    stored = json.loads(byte_tokenizer().to_json()) | {"vocab_size": 300, "eot": 299}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(stored))
+    assert read_tokenizer(path).vocab_size == 300
+    path.write_text(json.dumps(stored | change))
+    with pytest.raises(DataError, match=re.escape(f"{path}: {message}")):
+        read_tokenizer(path)
+
+
+def test_damaged_tokens_and_files_are_refused():
+    stored = json.loads(byte_tokenizer().to_json())
+    stored["tokens"].append(stored["tokens"][7])
+    with pytest.raises(DataError, match="a token stands there twice"):
+        Tokenizer.from_json(json.dumps(stored))
+    for content in ("[" * 100_000, "[]", b"\xff\xfe{", '{"name": '):
+        with pytest.raises(DataError, match="not a tokenizer that lmgeom wrote"):
+            Tokenizer.from_json(content)
+
+
+def test_a_damaged_pattern_is_named():
+    stored = json.loads(byte_tokenizer().to_json()) | {"pattern": "(a"}
+    with pytest.raises(DataError, match=r"bytes: pattern '\(a': must be a regular expression"):
+        Tokenizer.from_json(json.dumps(stored)).encode("a")
 
 
 def test_unknown_names_and_ids(bpe):
