@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError, TrainingError
 from ..head.optimizer import Equispread
 from .device import Plan, loss_function
-from .model import LanguageModel
+from .loss import IGNORE
+from .model import LanguageModel, check_ids
 
 T = TypeVar("T")
 
@@ -137,16 +138,23 @@ class Rows:
 
     Args:
         data: Has `batch(seed, step, batch_size, context)`.
+        vocab_size: Ids are below it.
     """
 
-    def __init__(self, data: Any):
-        self.data = data
+    def __init__(self, data: Any, vocab_size: int):
+        self.data, self.vocab_size = data, vocab_size
 
     def batch(self, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
-        """Take rows r B / N to (r + 1) B / N of the batch of B rows, on rank r of N."""
+        """Take rows r B / N to (r + 1) B / N of the batch of B rows, on rank r of N.
+
+        Raises:
+            DataError: On every rank, if an id or a target of the batch lies outside the vocabulary.
+        """
         part = batch_size // size()
         rows = slice(rank() * part, (rank() + 1) * part)
         x, y = self.data.batch(seed, step, batch_size, context)
+        check_ids(x, self.vocab_size)
+        check_ids(y.masked_fill(y == IGNORE, 0), self.vocab_size)
         return x[rows], y[rows]
 
 # %% ../../nbs/lm/11_distributed.ipynb #distributed-mean

@@ -17,7 +17,7 @@ from ..errors import DataError
 from .config import require
 from .distributed import add_up, deal
 from .loss import bits_per_byte, token_loss
-from .model import LanguageModel
+from .model import LanguageModel, check_ids
 
 # %% ../../nbs/lm/07_evaluate.ipynb #evaluate-windows
 def windows(length: int, context: int, overlap: int, first: int = 1) -> list[tuple[int, int, int]]:
@@ -107,6 +107,7 @@ def _score(
         offset = int(split.documents[document])
         ids[row, : stop - start] = tokens[offset + start : offset + stop]
         scored[row, score - start : stop - start] = True
+    check_ids(torch.from_numpy(ids), model.config.vocab_size)  # targets too
     device = next(model.parameters()).device
     hidden = model.hidden(torch.from_numpy(ids[:, :-1]).to(device))
     hidden = hidden[torch.from_numpy(scored[:, 1:]).to(device)]
@@ -135,7 +136,7 @@ def losses(
     """Compute the loss of every scored token of a split.
 
     Args:
-        model: Has `hidden(ids)`, `head` and `config.context`.
+        model: Has `hidden(ids)`, `head` and `config`.
         split: Has `tokens`, `documents`, `score_from`.
         batch_size: Windows read at a time; those of equal length go together.
         max_tokens: Read documents of at most this many tokens in all; None for every document.
@@ -150,7 +151,7 @@ def losses(
         Targets, losses in nats and documents.
 
     Raises:
-        DataError: When nothing can be scored.
+        DataError: When nothing can be scored, or an id lies outside the vocabulary.
     """
     context = model.config.context
     overlap = max(1, context // 2) if overlap is None else overlap
@@ -273,7 +274,7 @@ def evaluate(
     """Evaluate a model on held-out text, each document on its own.
 
     Args:
-        model: Has `hidden(ids)`, `head` and `config.context`.
+        model: Has `hidden(ids)`, `head` and `config`.
         splits: Splits by name; a single one is named "split".
         batch_size: Windows read at a time.
         max_tokens: Read documents of at most this many tokens in each split; None for all.

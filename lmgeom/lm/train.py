@@ -297,7 +297,7 @@ class TrainConfig:
     def from_dict(cls, settings: dict[str, Any]) -> "TrainConfig":
         """Build a config from the values of `to_dict`; unknown keys are named."""
         known = [item.name for item in fields(cls)]
-        unknown = sorted(set(settings) - set(known))
+        unknown = sorted(set(settings) - set(known), key=str)
         require("train config", unknown, not unknown, f"unknown; known keys: {', '.join(known)}")
         return cls(**settings)
 
@@ -559,6 +559,7 @@ def train(
 
     Raises:
         ConfigError: If a setting cannot work, or differs from those of the resumed run.
+        DataError: If an id or a target of a batch lies outside the vocabulary.
         TrainingError: If the loss, a gradient or a weight to be saved or resumed from is not
             finite, or the optimizer has skipped steps; the last checkpoint is untouched.
         CheckpointError: If a checkpoint cannot be written or read.
@@ -589,7 +590,7 @@ def train(
             report.say(banner(model, config, plan, rule, start, out))
         shape = {"batch_size": config.batch_size, "context": config.context}
         reader = batches(
-            distributed.Rows(data),
+            distributed.Rows(data, model.config.vocab_size),
             plan.device,
             range(start, config.steps),
             seed=config.seed,

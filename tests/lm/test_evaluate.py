@@ -213,6 +213,14 @@ def test_nothing_to_score(model):
         losses(model, empty)
 
 
+@pytest.mark.parametrize("position", [1, 2, 3])
+def test_an_id_outside_the_vocabulary_is_named_wherever_it_stands(model, position):
+    tokens = np.array([63, 1, 2, 3], np.uint16)
+    tokens[position] = 60_000
+    with pytest.raises(DataError, match=r"token id 60000 is outside \[0, 64\)"):
+        losses(model, Split(tokens, np.array([0, 4]), np.array([3])))
+
+
 def test_an_empty_document_is_passed_over(model):
     split = Split(np.array([63, 63, 1, 2], np.uint16), np.array([0, 1, 4]), np.array([0, 5]))
     found = evaluate(model, split)["split"]

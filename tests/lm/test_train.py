@@ -17,12 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmgeom.data import synthetic
-from lmgeom.errors import CheckpointError, ConfigError, TrainingError
+from lmgeom.errors import CheckpointError, ConfigError, DataError, TrainingError
 from lmgeom.head.optimizer import HEAD_RULES
 from lmgeom.lm import checkpoint
 from lmgeom.lm.config import Config
 from lmgeom.lm.device import batches, find_device, loss_function, make_plan, train_flops
-from lmgeom.lm.loss import token_loss
+from lmgeom.lm.loss import IGNORE, token_loss
 from lmgeom.lm.model import LanguageModel
 from lmgeom.lm.optim import adamw, schedule
 from lmgeom.lm.progress import History, Report, exclusive, interrupts, log_line
@@ -735,6 +735,31 @@ def test_flops_by_formula_equal_the_counter():
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         token_loss(model.head, model.hidden(x), y).backward()
     assert counter.get_total_flops() == train_flops(MODEL, 16) * x.numel()
+
+
+@pytest.mark.parametrize("wrong", [64, 60_000, -1])
+@pytest.mark.parametrize("which", ["inputs", "targets"])
+def test_an_id_outside_the_vocabulary_is_named_before_the_step(which, wrong):
+    model, before = make(), make().state_dict()
+
+    class Damaged(Hook):
+        def batch(self, *shape):
+            batch = DATA.batch(*shape)
+            batch[which == "targets"][-1, -1] = wrong
+            return batch
+
+    with pytest.raises(DataError, match=rf"token id {wrong} is outside \[0, 64\)"):
+        run(data=Damaged(None), model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_targets_that_cost_nothing_are_kept():
+    class Masked(Hook):
+        def batch(self, *shape):
+            x, y = DATA.batch(*shape)
+            return x, y.masked_fill(y == 0, IGNORE)
+
+    assert losses(run(data=Masked(None))[1]) != losses(run()[1])
 
 
 def test_batches_on_the_cpu_are_those_of_the_data():
