@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import json
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -143,7 +143,7 @@ def is_count(value: Any) -> bool:
 
 def check_number(name: str, value: Any) -> float:
     """Return a positive finite number as a float."""
-    good = type(value) in (int, float) and math.isfinite(value) and value > 0
+    good = type(value) in (int, float) and 0 < value <= sys.float_info.max
     require(name, value, good, "must be a positive finite number")
     return float(value)
 
@@ -280,7 +280,7 @@ class Config:
     def from_dict(cls, settings: Mapping[str, Any]) -> "Config":
         """Build a config from the values of `to_dict`; unknown or missing keys are named."""
         known = {f.name: f.default is f.default_factory for f in dataclasses.fields(cls)}
-        unknown = sorted(set(settings) - set(known))
+        unknown = sorted(set(settings) - set(known), key=str)
         require("config", unknown, not unknown, f"unknown; known keys: {', '.join(known)}")
         missing = [name for name, needed in known.items() if needed and name not in settings]
         require("config", missing, not missing, "these keys are missing")
@@ -295,9 +295,10 @@ class Config:
         """Build a config from the text of `to_json`."""
         try:
             settings = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"config is not JSON: {error}") from None
-        require("config", settings, isinstance(settings, dict), "must be a JSON object")
+        kind = type(settings).__name__
+        require("config", kind, isinstance(settings, dict), "must be a JSON object")
         return cls.from_dict(settings)
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-presets
@@ -322,7 +323,7 @@ class Presets(Mapping[str, Config]):
         raise ConfigError(f"preset={name!r}: unknown{hint}; `lmgeom params` lists all")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._makers
+        return isinstance(name, str) and name in self._makers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)

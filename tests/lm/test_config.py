@@ -284,6 +284,7 @@ def test_a_taper_of_equal_sum_costs_the_same():
             r"\['context'\]: unknown for 'attention'",
         ),
         ({"mixer_options": None}, "mixer_options=None: must be a dict"),
+        ({"rope_base": 10**400}, "rope_base=10+: must be a positive finite number"),
         ({"rope_base": float("nan")}, "rope_base=nan: must be a positive finite number"),
         ({"norm_eps": 0}, "norm_eps=0: must be a positive finite number"),
         ({"init_std": "small"}, "init_std='small': must be a positive finite number"),
@@ -320,7 +321,8 @@ def test_impossible_options_are_refused_by_their_owner(options, message):
     ("text", "message"),
     [
         ("{", "config is not JSON"),
-        ("[1]", "must be a JSON object"),
+        ("[" * 100_000, "config is not JSON: maximum recursion depth"),
+        ("[" * 500 + "]" * 500, "config='list': must be a JSON object"),
         ('{"dims": 3}', r"\['dims'\]: unknown; known keys: vocab_size, dim, "),
         ('{"dim": 3}', r"\['vocab_size', 'layers', .*these keys are missing"),
     ],
@@ -328,6 +330,11 @@ def test_impossible_options_are_refused_by_their_owner(options, message):
 def test_foreign_json_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         Config.from_json(text)
+
+
+def test_keys_of_any_kind_are_named():
+    with pytest.raises(ConfigError, match=r"config=\[1, 'zz'\]: unknown; known keys: "):
+        Config.from_dict({1: 2, "zz": 3})
 
 
 def test_unknown_presets_name_the_close_ones():
@@ -339,6 +346,8 @@ def test_unknown_presets_name_the_close_ones():
         presets["x"]
     with pytest.raises(ConfigError, match="preset=7: unknown; "):
         presets[7]
+    with pytest.raises(ConfigError, match=r"preset=\['x'\]: unknown; "):
+        presets[["x"]]
     assert "titan-small" not in presets
     assert presets.get("titan-small") is None
 
