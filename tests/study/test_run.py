@@ -94,10 +94,22 @@ def test_changes_make_another_study_of_it(book):
         ({"train": {"stpes": 3}}, "stpes"),
         ({"evaluation": {"every": 1, "token": 2}}, "unknown 'token'"),
         ({"model": {"preset": "tied-huge"}}, "tied-huge"),
-        ({"name": "../x"}, r"name '\.\./x' needs"),
-        ({"arms": {"a/b": {}}}, "name 'a/b' needs"),
+        ({"name": "../x"}, r"name '\.\./x' must be a string of letters"),
+        ({"arms": {"a/b": {}}}, "name 'a/b' must be"),
         ({"arms": []}, r"arms=\[\] must be a mapping"),
+        ({"arms": {}}, "arms={} must name at least one"),
+        ({"arms": {True: {}}}, "name True must be a string of letters"),
+        ({"arms": {"a": ["model"]}}, r"arm a: must be a mapping of model, .*, got \['model'\]"),
+        ({"arms": {"a": 5}}, "arm a: must be a mapping of model, train, data, got 5"),
+        ({"arms": {"a": 0}}, "arm a: must be a mapping of model, train, data, got 0"),
+        ({"arms": {"a": {"model": 3}}}, "arm a: model=3 must be a mapping"),
+        ({"arms": {"a": {"train": None}}}, "arm a: train=None must be a mapping"),
+        ({"model": {"preset": ["a"]}}, r"preset=\['a'\]: unknown"),
+        ({"model": {1: 2, "zz": 3}}, r"config=\[1, 'zz'\]: unknown"),
+        ({"train": {1: 2, "zz": 3}}, r"train config=\[1, 'zz'\]: unknown"),
         ({"seeds": 3}, "seeds=3 must be a list"),
+        ({"seeds": []}, r"seeds=\[\]: must be .*, at least one"),
+        ({"seeds": [[0]]}, r"seeds=\[\[0\]\]: must be different integers"),
         ({"seeds": [0, 0]}, "must be different integers"),
         ({"evaluation": None}, "evaluation=None must be a mapping"),
         ({"evaluation": {"every": 1, "tokens": 2}}, "lacks final_tokens"),
@@ -116,11 +128,14 @@ def test_changes_make_another_study_of_it(book):
 )
 def test_a_misspelled_key_is_named(book, changes, message):
     write(book, **changes)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as error:
         load_study("tiny")
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", [b"", b"a: [", b"\xff\xfe", b"name: x"])
+@pytest.mark.parametrize(
+    "text", [b"", b"a: [", b"[" * 20_000, b"!!bool x", b"\xff\xfe", b"name: x"]
+)
 def test_a_file_that_is_no_study_is_refused(book, text):
     path = book / "own.yaml"
     path.write_bytes(text)
