@@ -7,12 +7,12 @@ __all__ = ['PROVENANCE', 'FIELDS', 'HEARTBEAT', 'MISSED', 'run_id', 'provenance'
 # %% ../../nbs/study/01_records.ipynb #rec-imports
 import hashlib
 import json
-import math
 import os
 import platform
 import re
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ import torch
 
 from ..errors import RecordError
 from . import paths
+from .schema import NUMBER, fault
 
 # %% ../../nbs/study/01_records.ipynb #rec-identity
 def run_id(determines: Mapping[str, Any]) -> str:
@@ -72,19 +73,49 @@ FIELDS = (
     "losses",
     *PROVENANCE,
 )
+_KINDS = {"study": str, "arm": str, "seed": int, "id": str}
+_KINDS |= {"config": dict, "curve": list, "losses": dict}
+_NAME = re.compile(r"[\w.-]{1,50}/[\w.-]+")
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, NUMBER) and not isinstance(value, bool)
+    return number and bool(abs(value) <= sys.float_info.max)
+
+
+def _not_finite(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+    bad = ((key, value) for key, value in values.items() if not _is_finite(value))
+    return (f"{where} {key}={value!r} must be a finite number" for key, value in bad)
+
+
+def _faults(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Say what is wrong with a record; the first fault is the one to read."""
+    if missing := [field for field in FIELDS if field not in entry]:
+        yield f"lacks {', '.join(missing)}"
+    optional = {"alignment": dict}
+    if wrong := fault({k: v for k, v in entry.items() if k in _KINDS | optional}, _KINDS, optional):
+        yield wrong
+    if not _NAME.fullmatch(name := record_name(entry)):
+        yield f"name {name!r} must be short, of letters, digits, '.', '_' and '-'"
+    if "val" not in entry["losses"]:
+        yield f"losses={entry['losses']} has no validation loss, 'val'"
+    yield from _not_finite("losses", entry["losses"])
+    for point in entry["curve"]:
+        if not isinstance(point, dict) or type(point.get("tokens")) is not int:
+            yield f"curve {point!r} must be a mapping with an integer 'tokens'"
+        may_lack = {k for k, v in point.items() if v is None and k.startswith("head/")}
+        yield from _not_finite("curve", {k: point[k] for k in point if k not in may_lack})
+    model = entry["config"].get("model")
+    layers = model.get("layers") if isinstance(model, dict) else None
+    for key, values in entry.get("alignment", {}).items():
+        right = 3 if key.endswith("_correlation") else layers
+        if type(values) is not list or len(values) != right or not all(map(_is_finite, values)):
+            yield f"alignment {key} must be {right or 'config.model.layers'} finite numbers"
 
 
 def _validate(entry: Mapping[str, Any], name: str) -> None:
-    if missing := [field for field in FIELDS if field not in entry]:
-        raise RecordError(f"record {name} lacks {', '.join(missing)}")
-    if not isinstance(entry["losses"], dict) or "val" not in entry["losses"]:
-        raise RecordError(f"record {name} has no validation loss")
-    if bad := [k for k, v in entry["losses"].items() if not math.isfinite(v)]:
-        raise RecordError(f"record {name} has a loss that is not finite: {bad[0]}")
-    for key, values in entry.get("alignment", {}).items():
-        right = 3 if key.endswith("_correlation") else entry["config"]["model"]["layers"]
-        if len(values) != right or not all(map(math.isfinite, values)):
-            raise RecordError(f"record {name}: alignment {key} must be {right} finite numbers")
+    if wrong := next(_faults(entry), None):
+        raise RecordError(f"record {name}: {wrong}")
 
 
 def _as_text(entry: Mapping[str, Any]) -> str:
@@ -110,8 +141,8 @@ def record(entry: Mapping[str, Any], folder: Path | None = None) -> Path:
         The file that holds it.
 
     Raises:
-        RecordError: a field is missing, a loss is not finite, the record exists already with
-            other losses, or it cannot be written.
+        RecordError: a field is missing or of another kind, a loss is not finite, the record exists
+            already with other losses, or it cannot be written.
     """
     name = record_name(entry)
     _validate(entry, name)
@@ -140,7 +171,8 @@ def load_record(path: Path) -> dict[str, Any]:
     """Read one record.
 
     Raises:
-        RecordError: the file is not JSON, lacks a field, or stands under a wrong name.
+        RecordError: the file is not JSON, lacks a field, holds a value of another kind, or stands
+            under a wrong name.
     """
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))

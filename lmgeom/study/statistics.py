@@ -120,7 +120,10 @@ def arm_curves(
         if metric not in point:
             known = ", ".join(key for key in point if key != "tokens")
             raise RecordError(f"unknown metric {metric!r} along training; known: {known}")
-    return {s: {p["tokens"]: p[metric] for p in curve} for s, curve in curves.items()}
+    return {
+        s: {p["tokens"]: p[metric] for p in curve if p[metric] is not None}
+        for s, curve in curves.items()
+    }
 
 
 def paired_curve(

@@ -17,6 +17,7 @@ PAIRS = {"study": "s", "metric": "val", "kind": "each", "pairs": [["x", "y"], ["
 ADDITIVE = {"study": "s", "metric": "val", "kind": "additive", "within": 0.05}
 ADDITIVE |= {"factors": ["a", "b"], "effect": ["a", "b"]}
 BENCH = {"record": "b.json", "value": "ratio"}
+BLANK = dict.fromkeys(FIELDS, 0) | {"config": {}, "curve": []}
 
 
 def write(tmp_path, *rows):
@@ -91,7 +92,7 @@ def test_a_rule_reads_the_records(tmp_path):
     assert judge({"rule": rule}, folder=tmp_path).verdict == "not attempted"
     for seed, (x, y) in enumerate([(3.0, 3.1), (3.2, 3.31), (2.9, 3.0)]):
         for arm, val in (("x", x), ("y", y)):
-            run = dict.fromkeys(FIELDS, 0) | {"study": "s", "arm": arm, "seed": seed}
+            run = BLANK | {"study": "s", "arm": arm, "seed": seed}
             record(run | {"id": f"{seed}", "losses": {"val": val}}, tmp_path)
     verdict = judge({"rule": rule}, folder=tmp_path)
     assert verdict.verdict == "holds"
@@ -113,7 +114,7 @@ def test_a_crossing_is_behind_at_first_and_ahead_at_the_end(tmp_path, first, ver
     for seed, start in enumerate(first):
         for arm, early, late in (("x", 5 + start, 3 + seed / 100), ("y", 5.0, 3.5)):
             curve = [{"tokens": 10, "val": early}, {"tokens": 20, "val": late}]
-            run = dict.fromkeys(FIELDS, 0) | {
+            run = BLANK | {
                 "study": "s",
                 "arm": arm,
                 "seed": seed,
@@ -125,7 +126,7 @@ def test_a_crossing_is_behind_at_first_and_ahead_at_the_end(tmp_path, first, ver
 
 def keep(folder, arm, seed, val, **fields):
     """Store the record of one run."""
-    run = dict.fromkeys(FIELDS, 0) | {"study": "s", "arm": arm, "seed": seed, "id": str(seed)}
+    run = BLANK | {"study": "s", "arm": arm, "seed": seed, "id": str(seed)}
     record(run | {"losses": {"val": val}, "tokens": 1000} | fields, folder)
 
 

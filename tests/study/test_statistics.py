@@ -11,6 +11,7 @@ from lmgeom.study.statistics import (
     EDGES,
     STRATA,
     Interval,
+    arm_curves,
     comparison_table,
     factorial_effect,
     factorial_weights,
@@ -319,6 +320,12 @@ def test_comparisons_name_who_and_where_and_what_is_missing():
     assert rows["ratio - 1"] == ("+10.52%", "")
     with pytest.raises(RecordError, match="unknown metric 'c4'"):
         comparison_table(records, [("a", "b")], ["c4"])
+
+
+def test_a_point_without_a_value_is_left_out():
+    curve = [{"tokens": 1, "head/excess": None}, {"tokens": 2, "head/excess": 0.5}]
+    record = {"arm": "a", "seed": 0, "curve": curve}
+    assert arm_curves([record], "a", "head/excess") == {0: {2: 0.5}}
 
 
 def test_trials_are_those_of_one_arm_in_order_of_the_rate():
