@@ -935,6 +935,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'lmgeom.study.claims._judge_rule': ('study/claims.html#_judge_rule', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._judge_test': ('study/claims.html#_judge_test', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._match': ('study/claims.html#_match', 'lmgeom/study/claims.py'),
+                                     'lmgeom.study.claims._minus': ('study/claims.html#_minus', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._named': ('study/claims.html#_named', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._outcomes_path': ('study/claims.html#_outcomes_path', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._pairs': ('study/claims.html#_pairs', 'lmgeom/study/claims.py'),

@@ -20,7 +20,14 @@ PAPERS = {
 }
 # The claims that say most about a part, for pages that cannot show all.
 LEAD = {
-    "input": ("lev-parameter-count", "lev-vs-tied", "lev-vs-untied", "lev-rare", "lev-gain-grows"),
+    "input": (
+        "lev-parameter-count",
+        "lev-vs-tied",
+        "lev-vs-untied",
+        "lev-rare",
+        "lev-gain-grows",
+        "lev-vocabulary",
+    ),
     "depth": ("taper-exact-budget", "taper-cosine-gain", "taper-mirror", "taper-alignment"),
     "output": (
         "head-diameter",

@@ -168,11 +168,13 @@ def judge_flat(mean: float, low: float, high: float, within: float) -> str:
 
     Returns:
         "holds" where the whole interval is within the limit, "direction only" where only the mean
-        is, "fails" otherwise.
+        is, "fails" where the whole interval is outside, "no effect found" otherwise.
     """
     if -within <= low and high <= within:
         return "holds"
-    return "direction only" if abs(mean) <= within else "fails"
+    if low > within or high < -within:
+        return "fails"
+    return "direction only" if abs(mean) <= within else "no effect found"
 
 # %% ../../nbs/study/04_claims.ipynb #claims-judges
 def _judge_test(node: str, kind: str, outcomes: Mapping[str, str]) -> Verdict:
@@ -201,17 +203,23 @@ def _interval_verdict(interval: Any, threshold: float = 0.0) -> str:
     return judge_interval(interval.mean, interval.low, interval.high, threshold)
 
 
+def _minus(one: str, other: str) -> str:
+    """Name a difference of losses: below zero the first arm is ahead."""
+    return f"`{one}` minus `{other}`"
+
+
 def _difference(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     names = (rule["better"], rule["than"], rule["metric"])
     pair = paired_arms(records, *names)
     if pair is None:
         return None
-    word, text = _interval_verdict(pair, rule.get("threshold", 0.0)), f"{pair} nats"
+    word = _interval_verdict(pair, rule.get("threshold", 0.0))
+    text = f"{pair} nats"
     if rule.get("behind_at_first"):
         tokens, first = paired_curve(records, *names)[0]
         word = weakest(judge_interval(-first.mean, -first.high, -first.low), word)
         text = f"at {tokens:,} tokens {first}, at the end {text}"
-    return Verdict(word, text)
+    return Verdict(word, f"{_minus(*names[:2])}: {text}")
 
 
 def _pairs(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> list[Paired] | None:
@@ -220,20 +228,21 @@ def _pairs(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> list[Paire
     return there if len(there) == len(found) else None
 
 
-def _all_of(found: list[Paired]) -> Verdict:
+def _all_of(rule: Mapping[str, Any], found: list[Paired]) -> Verdict:
     word = weakest(*(_interval_verdict(pair) for pair in found))
-    return Verdict(word, f"{', '.join(map(str, found))} nats")
+    listed = zip(rule["pairs"], found, strict=True)
+    return Verdict(word, f"{', '.join(f'{_minus(*arms)} {pair}' for arms, pair in listed)} nats")
 
 
 def _each(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     found = _pairs(rule, records)
-    return None if found is None else _all_of(found)
+    return None if found is None else _all_of(rule, found)
 
 
 def _common(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
     if (found := _pairs(rule, records)) is None:
         return None
-    verdict = _all_of(found)
+    verdict = _all_of(rule, found)
     low, high = max(pair.low for pair in found), min(pair.high for pair in found)
     if low > high:
         return Verdict("fails", f"{verdict.evidence}, no common point")
@@ -246,7 +255,7 @@ def _trend(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | 
     if slope is None:
         return None
     means = [pair.mean for pair in _pairs(rule, records) or []]
-    text = f"{slope} nats a doubling of parameters"
+    text = f"the loss difference moves by {slope} nats a doubling of parameters"
     return Verdict(
         _interval_verdict(slope), f"{text}, from {', '.join(f'{m:+.4f}' for m in means)}"
     )
@@ -256,7 +265,8 @@ def _drift(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | 
     slope = paired_trend(records, rule["better"], rule["than"], rule["metric"])
     if slope is None:
         return None
-    return Verdict(_interval_verdict(slope), f"{slope} nats a doubling of tokens")
+    text = f"{_minus(rule['better'], rule['than'])} moves by {slope} nats a doubling of tokens"
+    return Verdict(_interval_verdict(slope), text)
 
 
 def _match(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
@@ -291,7 +301,8 @@ def _rare(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | N
     alone, contrast = found.interval(rare), found.interval(rare, less=frequent)
     word = weakest(_interval_verdict(alone), _interval_verdict(contrast))
     text = f"frequency {_stratum_name(rare)}: {alone} nats"
-    return Verdict(word, f"{text}, less {_stratum_name(frequent)}: {contrast}")
+    name = _minus(rule["better"], rule["than"])
+    return Verdict(word, f"{name}, {text}; less that {_stratum_name(frequent)}: {contrast}")
 
 
 def _flat(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
@@ -301,7 +312,8 @@ def _flat(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | N
     group = [s for s in range(1, len(EDGES) + 1) if EDGES[s - 1] >= rule["above"] * (1 - 1e-9)]
     interval = found.interval(group)
     word = judge_flat(*interval, within=rule["within"])
-    return Verdict(word, f"frequency {_stratum_name(group)}: {interval} nats")
+    name = _minus(rule["better"], rule["than"])
+    return Verdict(word, f"{name}, frequency {_stratum_name(group)}: {interval} nats")
 
 # %% ../../nbs/study/04_claims.ipynb #claims-ratio
 def _ratio(rule: Mapping[str, Any], records: list[dict[str, Any]]) -> Verdict | None:
