@@ -26,6 +26,7 @@ PROFILES = ("smoke", "book", "gpu")
 # What each part may import; errors is open to all. A part that is not listed stands on top of all.
 ALLOWED = {
     "errors": set(),
+    "console": set(),
     "lev": set(),
     "taper": set(),
     "mixers": set(),
@@ -35,7 +36,7 @@ ALLOWED = {
     "lm": {"lev", "taper", "mixers", "head", "data"},
     "study": {"lm", "lev", "taper", "mixers", "head", "data", "figures"},
     "hub": {"study", "lm", "lev", "taper", "mixers", "head", "data"},
-    "book": {"study", "data", "figures"},
+    "book": {"study", "data", "figures", "console"},
 }
 MODELS = ("lev", "taper", "mixers", "head")
 TORCH_ONLY = {"torch", "lmgeom"}

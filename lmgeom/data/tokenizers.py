@@ -163,7 +163,7 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, eot={self.eot})"
 
-
+# %% ../../nbs/data/01_tokenizers.ipynb #bpe-stored
 def _check_stored(stored: dict[str, Any], tokens: list[bytes]) -> None:
     """Refuse values of a tokenizer's file that no tokenizer can have."""
     missing = sorted({bytes([byte]) for byte in range(256)} - set(tokens))
