@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lmgeom import cli, data
-from lmgeom.cli import main, parser
+from lmgeom.cli import READY, TOKENIZERS, main, parser
+from lmgeom.data.tokenizers import BPE_SIZES, PACKAGED
 from lmgeom.lm import Config, LanguageModel, complete, load_model
 from lmgeom.lm.checkpoint import save
 
@@ -115,6 +116,11 @@ def test_empty_and_impossible_words_are_refused_by_the_parser(words, capsys):
         parser().parse_args(words)
     assert stop.value.code == 2
     assert "error: argument " in capsys.readouterr().err
+
+
+def test_the_help_names_every_tokenizer():
+    assert f"{', '.join([*BPE_SIZES, *PACKAGED])}, or a path" == TOKENIZERS
+    assert f"{', '.join(PACKAGED)}, or a path" == READY
 
 
 @pytest.mark.parametrize("word", ["--list", "--all"])

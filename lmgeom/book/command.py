@@ -135,8 +135,8 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(call=_plan)
     parser = commands.add_parser("serve", help="serve the built pages to this machine")
     parser.add_argument("--profile", default="smoke", help="smoke (default), book or gpu")
-    port = {"type": number(int, 0, 65535), "default": 8000}
-    parser.add_argument("--port", **port, help="default: %(default)s; 0: any free")
+    word = "default: %(default)s; 0: any free"
+    parser.add_argument("--port", type=number(int, 0, 65535), default=8000, help=word)
     parser.set_defaults(call=_serve)
     parser = commands.add_parser("rerun", help="execute a chapter your way, beside the book's")
     parser.add_argument("chapter", help="such as lev/01_spline")

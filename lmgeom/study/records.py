@@ -103,8 +103,8 @@ def _faults(entry: Mapping[str, Any]) -> Iterator[str]:
     for point in entry["curve"]:
         if not isinstance(point, dict) or type(point.get("tokens")) is not int:
             yield f"curve {point!r} must be a mapping with an integer 'tokens'"
-        may_lack = {k for k, v in point.items() if v is None and k.startswith("head/")}
-        yield from _not_finite("curve", {k: point[k] for k in point if k not in may_lack})
+        there = {k: v for k, v in point.items() if v is not None or not k.startswith("head/")}
+        yield from _not_finite("curve", there)
     model = entry["config"].get("model")
     layers = model.get("layers") if isinstance(model, dict) else None
     for key, values in entry.get("alignment", {}).items():

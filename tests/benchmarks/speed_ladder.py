@@ -3,7 +3,8 @@
 ``python -m tests.benchmarks.speed_ladder`` writes ``book/results/benchmarks/speed-ladder.json``,
 which the chapter on speed draws where no GPU has been checked. All rungs train one model of about
 10 million parameters, in alternation. Times are processor seconds of one thread, which a busy
-machine does not stretch. It takes about three minutes.
+machine does not stretch; the peak is by the clock, the best of several products. It takes about
+three minutes.
 """
 
 import argparse
