@@ -160,7 +160,7 @@ def ratios(difference: float) -> tuple[float, float]:
     return -float(np.expm1(-difference)), float(np.expm1(difference))
 
 # %% ../../nbs/study/02_statistics.ipynb #stat-table
-COLUMNS = ("arms", "split", "nats, 95 % interval", "1 - 1/ratio", "ratio - 1")
+COLUMNS = ("arms", "split", "nats, 95 % interval", "perplexity saved", "perplexity added")
 
 
 def comparison_table(
@@ -174,7 +174,9 @@ def comparison_table(
         metrics: Keys of the records' final losses; one row a pair and metric.
 
     Returns:
-        Columns by name, each with one text a row.
+        Columns by name, each with one text a row. *Perplexity saved* is 1 - first / second, what
+        the first arm takes off the second's; *added* is second / first - 1, what the second has
+        on top of the first's.
     """
     rows = []
     for (first, second), metric in product(pairs, metrics):

@@ -316,8 +316,8 @@ def test_comparisons_name_who_and_where_and_what_is_missing():
     rows = comparison_table(records, [("a", "b"), ("a", "c")], ["val"])
     assert rows["arms"] == ("a minus b", "a minus c")
     assert rows["nats, 95 % interval"] == ("-0.1000 [-0.1000, -0.1000]", "fewer than two pairs")
-    assert rows["1 - 1/ratio"][0] == "+9.52%"
-    assert rows["ratio - 1"] == ("+10.52%", "")
+    assert rows["perplexity saved"][0] == "+9.52%"
+    assert rows["perplexity added"] == ("+10.52%", "")
     with pytest.raises(RecordError, match="unknown metric 'c4'"):
         comparison_table(records, [("a", "b")], ["c4"])
 
