@@ -49,7 +49,8 @@ def projective_diameter(log_A: Tensor) -> Tensor:
     """Find the largest Hilbert distance between two columns of a positive matrix.
 
     Args:
-        log_A: Logarithms of the matrix, shape (m, n); -inf stands for an entry of zero.
+        log_A: Logarithms of the matrix, shape (m, n); -inf stands for an entry of zero. A column
+            of zeros gives NaN.
 
     Returns:
         The diameter Delta(A) in nats, a scalar.
