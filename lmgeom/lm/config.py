@@ -284,7 +284,10 @@ class Config:
         require("config", unknown, not unknown, f"unknown; known keys: {', '.join(known)}")
         missing = [name for name, needed in known.items() if needed and name not in settings]
         require("config", missing, not missing, "these keys are missing")
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except RecursionError:
+            raise ConfigError("config: a value is nested too deep") from None
 
     def to_json(self) -> str:
         """Return the settings as one JSON object; `from_json` gives an equal config."""

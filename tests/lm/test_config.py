@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import os
 import pickle
 import subprocess
@@ -315,6 +316,13 @@ def test_impossible_options_are_refused_by_their_owner(options, message):
     with pytest.raises(ConfigError, match=message) as caught:
         replace(LEV, input_options=options)
     assert "\n" not in str(caught.value)
+
+
+def test_options_nested_at_any_depth_are_refused():
+    text = json.dumps(LEV.to_dict() | {"input_options": {"rank": "deep"}})
+    for depth in range(880, 1000):
+        with pytest.raises(ConfigError):
+            Config.from_json(text.replace('"deep"', "[" * depth + "]" * depth))
 
 
 @pytest.mark.parametrize(
