@@ -299,7 +299,10 @@ class TrainConfig:
         known = [item.name for item in fields(cls)]
         unknown = sorted(set(settings) - set(known), key=str)
         require("train config", unknown, not unknown, f"unknown; known keys: {', '.join(known)}")
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except RecursionError:
+            raise ConfigError("train config: a value is nested too deep") from None
 
 # %% ../../nbs/lm/06_train.ipynb #train-resume
 FREE = ("eval_every", "checkpoint_every", "keep", "log_every", "shard", "recompute")

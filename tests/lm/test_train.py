@@ -598,6 +598,14 @@ def test_settings_round_trip(choice):
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_settings_nested_too_deep_to_be_shown_are_refused():
+    value = []
+    for _ in range(3000):
+        value = [value]
+    with pytest.raises(ConfigError, match="nested too deep"):
+        TrainConfig.from_dict({"lr": value})
+
+
 def test_later_settings_leave_the_names_of_earlier_records_alone():
     folder = Path(__file__).parents[2] / "book" / "results"
     found = [json.loads(path.read_text()) for path in folder.glob("*/*.json")]
