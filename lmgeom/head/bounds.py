@@ -47,7 +47,9 @@ class InputSet:
 
     def worst(self, x: Tensor, extra: float = 0.0) -> Tensor:
         """The hidden state with the largest |<x, h> + extra|, shape (D,)."""
-        u = F.normalize(self.seen(x), dim=-1)
+        seen = self.seen(x)
+        tiny = torch.finfo(seen.dtype).tiny
+        u = F.normalize(seen / seen.abs().max().clamp(min=tiny), dim=-1)  # also if x is tiny
         sign = -1.0 if (self.offset(x) + extra).item() < 0 else 1.0
         return sign * u * self.scale + (0 if self.center is None else self.center.to(x))
 
@@ -134,13 +136,14 @@ def hilbert_bound(
 
     Exact, for steps of any size: the hidden state that comes back reaches the bound. With a soft
     cap the bound is reached to first order, by a head that saturates all other tokens. Works on a
-    float64 copy. With a bias, or inputs that have a center, it compares all pairs near the rim.
+    float64 copy. With a bias, or inputs that have a center, it compares all pairs near the rim by
+    products; then no state exceeds the value by more than a relative 1e-6.
 
     Args:
         step: Update S of the head, shape (V, D).
         inputs: The set of hidden states, from `ball`, `rmsnorm` or `layernorm`.
         bias: Change of the head's bias, shape (V,).
-        softcap: Logits pass through an increasing function of slope at most 1 and 0 at 0.
+        softcap: Logits pass through an increasing function whose slope is 1 at 0 and at most 1.
 
     Returns:
         The bound in nats, the pair of tokens (i, j), and the hidden state, shape (D,), float64.

@@ -1,5 +1,6 @@
 """How far a step can move a prediction: bounds that hold and are reached, in float64."""
 
+import functools
 import math
 
 import pytest
@@ -59,6 +60,7 @@ def climb(S, extra, norm, starts=60, rounds=500):
     return moved.max().item()
 
 
+@functools.cache
 def trained(steps=12):
     """Head, last step, gradient, hidden states, targets and gain of a small trained model."""
     torch.manual_seed(0)
@@ -130,6 +132,8 @@ def test_the_head_and_common_rows_do_not_matter_and_steps_add(seed, n, d):
     assert math.isclose(value, 2 * diameter(S).value, rel_tol=1e-12)
     shifted = hilbert_bound(S + normal(seed + 1, d), ball(2.0)).value
     assert math.isclose(shifted, value, rel_tol=1e-9)
+    assert math.isclose(hilbert_bound(-3.7 * S, ball(2.0)).value, 3.7 * value, rel_tol=1e-9)
+    assert diameter(S + T).value <= (diameter(S).value + diameter(T).value) * (1 + 1e-9)
     h = 2 * F.normalize(normal(seed + 2, 50, d))
     total = hilbert_distance(h @ (W + S + T).T, h @ W.T)
     assert (total <= value + hilbert_bound(T, ball(2.0)).value + 1e-12).all()
@@ -285,17 +289,17 @@ def directions(G):
     return G, F.normalize(G), left @ right, G.sign()
 
 
+@pytest.mark.parametrize("batch", ["random", "real"])
+@settings(max_examples=50)
 @given(SEED, ROWS, DIM, st.sampled_from([1e-3, 0.1, 1.0, 10.0]))
-def test_the_descent_lemma_holds_and_the_certified_step_delivers(seed, n, d, size):
+def test_the_descent_lemma_holds_and_the_certified_step_delivers(batch, seed, n, d, size):
+    if batch == "real":
+        W, step, _, h, y, _ = trained()
+        check_descent(W, size * (30 * step if seed % 2 else normal(seed, *W.shape)), h, y)
+        return
     W, S, h = normal(seed, n, d), size * normal(seed + 1, n, d), normal(seed + 2, 25, d)
     y = torch.randint(n, (25,), generator=torch.Generator().manual_seed(seed))
     check_descent(W, S, h, y)
-
-
-def test_the_descent_lemma_on_a_trained_head():
-    W, S, _, h, y, _ = trained()
-    check_descent(W, S, h, y)
-    check_descent(W, 30 * S, h, y)
 
 
 def check_descent(W, S, h, y):
@@ -356,6 +360,17 @@ def test_misuse():
         hilbert_bound(torch.ones(3, 2), ball(1.0), bias=torch.tensor([0.0, math.inf, 0.0]))
     with pytest.raises(TypeError, match="floating-point"):
         hilbert_bound(torch.zeros(3, 2, dtype=torch.int64), ball(1.0))
+
+
+@pytest.mark.parametrize("scale", [1e-13, 1e-100, 1e100])
+def test_the_bound_scales_with_steps_of_any_size(scale):
+    S = normal(0, 20, 4)
+    for inputs, _ in sets(1, 4).values():
+        for softcap in (False, True):
+            value, _, h = hilbert_bound(S, inputs, softcap=softcap)
+            scaled, _, far = hilbert_bound(scale * S, inputs, softcap=softcap)
+            assert math.isclose(scaled, scale * value, rel_tol=1e-9)
+            assert torch.allclose(far, h)
 
 
 def test_one_token_and_equal_rows():
