@@ -115,6 +115,15 @@ def test_bounds_are_within_the_square_root_of_two(name):
     assert high / low < math.sqrt(2)
 
 
+@given(SEED, st.integers(2, 300), st.integers(1, 12), st.floats(0, 3), st.integers(1, 30))
+def test_bounds_of_any_cloud_near_the_square_root_of_two(seed, n, d, tail, passes):
+    """The center of pass t is within R / sqrt(t) of the best; a rim point lies across from it."""
+    cloud = normal(seed, n, d) * torch.exp(tail * normal(seed + 1, n, 1))
+    low, high = diameter_bounds(cloud, passes)
+    off = 1 / math.sqrt(passes)
+    assert high <= low * 2 * (1 + off) / math.hypot(1, 1 - off) * (1 + 1e-4)
+
+
 def test_allowed_shortcuts_of_the_processor_change_nothing():
     cloud, before = normal(5, 600, 64), torch.get_float32_matmul_precision()
     expected = diameter(cloud)
