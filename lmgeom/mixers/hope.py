@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .attention import Attention, HeadNorm
+from .attention import Attention, HeadNorm, check_stream
 from .memory import Gates, before, solve_errors, unroll
 from .titans import WIDTH, check_memory, convolve, full_precision
 
@@ -191,6 +191,7 @@ class Hope(nn.Module):
 
     def step(self, x: Tensor, state: HopeState) -> tuple[Tensor, HopeState]:
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
+        check_stream(x, self.uq.in_features, len(state.recent))
         mixed, recent = convolve(self.uq(x), state.recent, self.taps)
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device):

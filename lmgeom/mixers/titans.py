@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .attention import Attention, HeadNorm, KeyValues, visible
+from lmgeom.mixers.attention import (
+    Attention,
+    HeadNorm,
+    KeyValues,
+    check_heads,
+    check_stream,
+    visible,
+)
 from lmgeom.mixers.memory import (
     DeepState,
     Gates,
@@ -45,8 +52,7 @@ def layer_sizes(size: int, depth: int) -> list[int]:
 
 def check_memory(dim: int, heads: int, depth: int, chunk: int, momentum: float) -> None:
     """Raise a ConfigError that names the first setting of a memory that cannot work."""
-    if dim % heads:
-        raise ConfigError(f"heads={heads}: must divide dim={dim}")
+    check_heads(dim, heads)
     for name, value in (("depth", depth), ("chunk", chunk)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name}={value!r}: must be a positive integer")
@@ -152,6 +158,7 @@ class NeuralMemory(nn.Module):
 
     def step(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Read and write by the tokens of x (B, n, D): answers (B, n, D) and the state after."""
+        check_stream(x, self.qkv.in_features, len(state.recent))
         (q, k, v), gates, recent = self.read_stream(x, state.recent)
         memory: LinearState | DeepState
         with full_precision(x.device):
@@ -433,6 +440,7 @@ class TitansMAC(TitansMAG):
 
     def step(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:  # type: ignore[override]
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
+        check_stream(x, self.qkv.in_features, len(state.memory.recent))
         first = min(self.memory.chunk - state.attention.tokens, x.shape[1])
         outputs = []
         for piece in (x[:, :first], *x[:, first:].split(self.memory.chunk, dim=1)):

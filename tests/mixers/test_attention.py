@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmgeom.errors import ConfigError, DataError
-from lmgeom.mixers import Attention, GatedAttention, Rotary, rotary_angles, rotate, visible
+from lmgeom.mixers import (
+    Attention,
+    GatedAttention,
+    HopeAttention,
+    Rotary,
+    rotary_angles,
+    rotate,
+    visible,
+)
 
 
 def make(mixer, dim=16, heads=2, context=24, **options):
@@ -28,7 +36,7 @@ def one_token_at_a_time(layer, x):
         gate = 1 / (1 + torch.exp(-x @ layer.gate.weight.T))
         gate = gate.repeat_interleave(x.shape[1] // gate.shape[1], dim=1)
     out = torch.zeros_like(x)
-    for own in torch.arange(x.shape[1]).split(size):
+    for head, own in enumerate(torch.arange(x.shape[1]).split(size)):
         heads = q[:, own], k[:, own]
         if layer.qk_norm is not None:
             gains = layer.qk_norm.weight[:, 0]
@@ -37,8 +45,13 @@ def one_token_at_a_time(layer, x):
         for t in range(len(x)):
             first = 0 if layer.window is None else max(0, t + 1 - layer.window)
             turned = [key[s].conj() * torch.exp(1j * theta * (t - s)) for s in range(first, t + 1)]
+            values = v[first : t + 1, own]
+            if layer.persistent is not None:  # learned pairs at position zero
+                learned = torch.complex(*layer.persistent[0, head].chunk(2, dim=1))
+                turned = [z.conj() * torch.exp(1j * theta * t) for z in learned] + turned
+                values = torch.cat((layer.persistent[1, head], values))
             scores = torch.stack([(query[t] * z).sum().real for z in turned]) / size**0.5
-            out[t, own] = gate[t, own] * (scores.softmax(0) @ v[first : t + 1, own])
+            out[t, own] = gate[t, own] * (scores.softmax(0) @ values)
     return out @ layer.output.weight.T
 
 
@@ -48,7 +61,11 @@ def one_token_at_a_time(layer, x):
         (Attention, {}),
         (Attention, {"window": 4}),
         (Attention, {"window": 1, "qk_norm": True}),
+        (Attention, {"window": 4, "persistent": 3}),
+        (Attention, {"qk_norm": True, "persistent": 1}),
+        (HopeAttention, {"levels": 2, "window": 4, "qk_norm": True}),
         (GatedAttention, {}),
+        (GatedAttention, {"window": 4, "qk_norm": True}),
         (GatedAttention, {"gate": "headwise", "window": 30}),
         (GatedAttention, {"gate": "headwise", "qk_norm": True}),
     ],
@@ -133,6 +150,23 @@ def test_impossible_heads_are_refused(heads, message):
 def test_impossible_windows_are_refused(window):
     with pytest.raises(ConfigError, match=r"window=.*: must be a positive integer, or None"):
         Attention(16, 2, window=window)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"qk_norm": "false"}, "qk_norm='false': must be True or False"),
+        ({"qk_norm": 1}, "qk_norm=1: must be True or False"),
+        ({"persistent": -1}, "persistent=-1: must be an integer from 0 on"),
+        ({"context": 0}, "context=0: must be a positive integer"),
+        ({"context": 2.0}, r"context=2\.0: must be a positive integer"),
+        ({"rope_base": 0}, "rotary base 0: must be a positive finite number"),
+        ({"rope_base": float("nan")}, "rotary base nan: must be a positive finite number"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Attention(16, 2, **options)
 
 
 def test_unknown_gates_are_refused():

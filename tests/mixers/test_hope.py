@@ -82,7 +82,7 @@ def test_two_matrices_are_five_memories(chunk):
 @pytest.mark.parametrize("text", ["random", "one key", "minus the key"])
 def test_long_texts_stay_bounded(chunk, text):
     torch.manual_seed(0)
-    u = torch.randn(1, 1, 1024 if chunk == 1 else 8192, SIZE)
+    u = torch.randn(1, 1, 1024 if chunk == 1 else 16_384, SIZE)
     if text != "random":
         u = u[:, :, :1].expand_as(u)
     maps = torch.randn(3, 1, SIZE, SIZE) / SIZE**0.5
@@ -125,14 +125,11 @@ def test_one_level_is_the_plain_mlp_bit_for_bit():
     for mixer, options in (("attention", {}), ("hope-attention", {"levels": 1})):
         torch.manual_seed(0)
         models.append(LanguageModel(Config(**shape, mixer=mixer, mixer_options=options)))
-    ids = torch.randint(31, (2, 8))
+    ids, x = torch.randint(31, (2, 8)), torch.randn(2, 8, 16)
     plain, chained = models
     assert plain.state_dict().keys() == chained.state_dict().keys()
     assert torch.equal(plain(ids), chained(ids))
-    assert torch.equal(
-        ContinuumMemory([plain.blocks[0].mlp])(ids.float() @ torch.zeros(8, 16)),
-        plain.blocks[0].mlp(ids.float() @ torch.zeros(8, 16)),
-    )
+    assert torch.equal(ContinuumMemory([plain.blocks[0].mlp])(x), plain.blocks[0].mlp(x))
 
 
 def test_levels_of_a_model_share_the_layer_width_and_start_small():

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmgeom.lm import Config, LanguageModel, parameters, token_loss
+from lmgeom.errors import ConfigError, DataError
+from lmgeom.lm import Config, LanguageModel, complete, parameters, token_loss
 from lmgeom.mixers import MIXERS
 
 CASES = [
     ("attention", {}),
     ("attention", {"window": 5, "qk_norm": True}),
+    ("attention", {"window": 4, "persistent": 3}),
     ("gated-attention", {}),
     ("gated-attention", {"gate": "headwise", "window": 1, "qk_norm": True}),
     ("titans-lmm", {}),
@@ -137,8 +139,50 @@ def test_bfloat16_stays_close(name, options):
 
 
 @every_case
-def test_a_language_model_of_it_counts_and_learns(name, options):
-    config = Config(
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e2])
+def test_extreme_streams_give_finite_outputs_and_gradients(name, options, scale):
+    layer, x = make(name, options).float(), (scale * text().float()).requires_grad_()
+    assert layer(1e4 * text().float()).isfinite().all()
+    layer(x).square().sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(w.grad.isfinite().all() for w in layer.parameters())
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(2, 0, 16), (2, 24), (2, 24, 8)])
+def test_a_stream_of_another_shape_is_refused(name, options, shape):
+    layer, x = make(name, options), torch.zeros(shape, dtype=torch.float64)
+    for refused in (lambda: layer(x), lambda: layer.step(x, layer.initial_state(2))):
+        with pytest.raises(
+            DataError, match=r"stream of shape \(2, .*: must be \(texts, tokens, 16\)"
+        ):
+            refused()
+
+
+@every_case
+@pytest.mark.parametrize("texts", [1, 3])
+def test_a_state_of_other_texts_is_refused(name, options, texts):
+    layer, x = make(name, options), text()
+    _, state = layer.step(x[:, :5], layer.initial_state(2))
+    with pytest.raises(DataError, match=f"stream of {texts} texts: the state is that of 2"):
+        layer.step(x[:1, 5:].expand(texts, -1, -1), state)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    ("dim", "heads", "wrong"),
+    [(16, 0, "heads=0"), (16, -2, "heads=-2"), (16, True, "heads=True"), (16.0, 2, r"dim=16\.0")],
+)
+def test_impossible_sizes_are_refused(name, dim, heads, wrong):
+    with pytest.raises(ConfigError, match=f"{wrong}: must be a positive integer"):
+        MIXERS[name](dim, heads)
+    with pytest.raises(ConfigError, match="heads=3: must divide dim=16"):
+        MIXERS[name](16, 3)
+
+
+def small_config(name, options):
+    torch.manual_seed(0)
+    return Config(
         vocab_size=31,
         dim=16,
         layers=2,
@@ -148,6 +192,31 @@ def test_a_language_model_of_it_counts_and_learns(name, options):
         mixer=name,
         mixer_options=options,
     )
+
+
+@every_case
+def test_greedy_generation_is_the_argmax_of_the_whole_text(name, options):
+    model = LanguageModel(small_config(name, options)).double()
+    ids = torch.randint(31, (2, 5))
+    whole = complete(model, ids, 16, temperature=0)
+    for t in range(5, 21):
+        assert torch.equal(whole[:, t], model(whole[:, :t])[:, -1].argmax(-1))
+
+
+@every_case
+def test_recomputed_blocks_give_the_same_gradients(name, options):
+    model = LanguageModel(small_config(name, options))
+    ids, grads = torch.randint(31, (2, 24)), []
+    for recompute in (False, True):
+        loss = model.hidden(ids, recompute=recompute)[..., 0].sum()
+        body = list(model.blocks.parameters())
+        grads.append(torch.autograd.grad(loss, body))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@every_case
+def test_a_language_model_of_it_counts_and_learns(name, options):
+    config = small_config(name, options)
     assert Config.from_json(config.to_json()) == config
     torch.manual_seed(0)
     model = LanguageModel(config)

@@ -31,8 +31,12 @@ def network(weights, u):
 class SlowMemory:
     """A `NeuralMemory` of one text: one token at a time, gradients by automatic differentiation."""
 
-    def __init__(self, w, depth, chunk):
-        self.w, self.depth, self.chunk, self.t = w, depth, chunk if depth > 1 else 1, 0
+    def __init__(self, w, depth, chunk, momentum):
+        self.w, self.depth, self.t = w, depth, 0
+        # of a linear memory the chunk is no part of the definition
+        self.chunk = chunk if depth > 1 else 1
+        step = (1 - momentum) ** 2 / (1 + momentum) / 2 / self.chunk
+        self.ceilings = torch.tensor([[step], [momentum], [1.0]], dtype=torch.float64)
         self.recent = torch.zeros(4, 3 * DIM, dtype=torch.float64)
         starts = [w[f"start.{layer}"] for layer in range(depth)]
         self.weights = [[z[head] for z in starts] for head in range(HEADS)]
@@ -43,8 +47,7 @@ class SlowMemory:
         self.recent = torch.cat([self.recent[1:], (w["qkv.weight"] @ x)[None]])
         q, k, v = F.silu((self.recent * w["taps"].T).sum(0)).view(3, HEADS, SIZE)
         logits = (w["gates.weight"] @ x + w["gate_bias"]).view(3, HEADS)
-        # ceilings of the default momentum: half of 0.5^2 / 1.5, and 0.5
-        theta, eta, alpha = torch.sigmoid(logits) / torch.tensor([[12 * self.chunk], [2], [1]])
+        theta, eta, alpha = torch.sigmoid(logits) * self.ceilings
         if self.t % self.chunk == 0:
             self.anchors = [[z.detach().requires_grad_() for z in head] for head in self.weights]
         self.t += 1
@@ -66,14 +69,16 @@ class SlowMemory:
 
 def look_up(w, query, keys, values, head):
     """One head's answer to one query, persistent pairs first."""
-    keys = torch.stack([*w["persistent"][0, head], *keys])
-    values = torch.stack([*w["persistent"][1, head], *values])
+    own = w.get("persistent", torch.empty(2, HEADS, 0, SIZE))
+    keys, values = torch.stack([*own[0, head], *keys]), torch.stack([*own[1, head], *values])
     return (keys @ query / SIZE**0.5).softmax(0) @ values
 
 
 def project(w, x, position):
     """Queries, keys and values (H, d) of one token."""
     q, k, v = (w["qkv.weight"] @ x).view(3, HEADS, SIZE)
+    if "qk_norm.weight" in w:
+        q, k = norm(q, w["qk_norm.weight"][0]), norm(k, w["qk_norm.weight"][1])
     return [turn(z, position) for z in q], [turn(z, position) for z in k], list(v)
 
 
@@ -82,7 +87,7 @@ def windowed(w, x, window):
     parts = [project(w, token, t) for t, token in enumerate(x)]
     rows = []
     for t in range(len(x)):
-        past = parts[max(0, t + 1 - window) : t + 1]
+        past = parts[0 if window is None else max(0, t + 1 - window) : t + 1]
         heads = [
             look_up(w, parts[t][0][h], [p[1][h] for p in past], [p[2][h] for p in past], h)
             for h in range(HEADS)
@@ -113,11 +118,11 @@ def segments(w, memory, x, chunk):
     return torch.stack(near), torch.stack(far)
 
 
-def slow(name, layer, x, depth, chunk):
+def slow(name, layer, x, depth, chunk, momentum=0.5):
     """Any wiring for one text x (T, D)."""
     w = layer.state_dict()
     own = {key.removeprefix("memory."): z for key, z in w.items() if key.startswith("memory.")}
-    memory = SlowMemory(own, depth, chunk)
+    memory = SlowMemory(own, depth, chunk, momentum)
     if name == "titans-mac":
         near, far = segments(w, memory, x, chunk)
     else:
@@ -184,6 +189,22 @@ def test_titans_match_the_token_loop(name, depth, chunk):
     window = {"window": 4} if name in ("titans-mag", "titans-mal") else {}
     layer, x = lively(name, depth=depth, chunk=chunk, **window)
     agree(layer, x, slow(name, layer, x, depth, chunk))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("titans-lmm", {}),
+        ("titans-mag", {"qk_norm": True, "persistent": 0, "window": 4}),
+        ("titans-mal", {"qk_norm": True, "persistent": 1, "window": None}),
+        ("titans-mac", {"qk_norm": True, "persistent": 0}),
+    ],
+)
+def test_titans_with_options_match_the_token_loop(name, options, depth, momentum):
+    layer, x = lively(name, depth=depth, chunk=5, momentum=momentum, **options)
+    agree(layer, x, slow(name, layer, x, depth, 5, momentum))
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
