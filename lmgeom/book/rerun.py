@@ -178,10 +178,12 @@ def _hint(claim: Mapping[str, Any], root: Path) -> str:
         took = f", which took us {sum(r['seconds'] for r in ran) / 3600:.1f} hours of one process"
         return f"lmgeom study run {study} --results FOLDER" + (took if ran else "")
     if "benchmark" in claim:
-        record = claim["benchmark"]["record"]
-        module = PurePosixPath(record).stem.replace("-", "_")
+        record = PurePosixPath(claim["benchmark"]["record"])
+        one = record.parent.name == "benchmarks"  # else a script named as the folder it fills
+        out = record if one else record.parent
+        module = out.stem.replace("-", "_")
         if (root / "tests" / "benchmarks" / f"{module}.py").is_file():
-            return f"python -m tests.benchmarks.{module} --out FOLDER/{record}"
+            return f"python -m tests.benchmarks.{module} --out FOLDER/{out}"
     return ""
 
 

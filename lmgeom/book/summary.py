@@ -79,7 +79,7 @@ def command(claim: Mapping[str, Any]) -> str:
         return "lmgeom study claims --check"
     folder, name = claim["benchmark"]["record"].removesuffix(".json").split("/")
     script = name if folder == "benchmarks" else folder
-    return f"python tests/benchmarks/{script.replace('-', '_')}.py"
+    return f"python -m tests.benchmarks.{script.replace('-', '_')}"
 
 
 def found(part: str) -> str:

@@ -1,10 +1,11 @@
-"""Measure where the layers of pretrained decoders push the residual stream, and store a record.
+r"""Measure where the layers of pretrained decoders push the residual stream, and store a record.
 
 ``python -m tests.benchmarks.alignment`` takes SmolLM2-135M from a pinned package and writes
 ``book/results/alignment/smollm2-135m.json``. Other models are arguments: names of the Hub, folders
 that transformers reads, or checkpoints of this library. The paper's four are
 
-    python -m tests.benchmarks.alignment gpt2 gpt2-medium gpt2-large gpt2-xl
+    python -m tests.benchmarks.alignment --windows 2 --tokens 1024 \
+        gpt2 gpt2-medium gpt2-large gpt2-xl
 
 Models of others need the packages transformers and, for the packaged one, gguf.
 """
@@ -12,6 +13,7 @@ Models of others need the packages transformers and, for the packaged one, gguf.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 import zipfile
@@ -21,10 +23,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from lmgeom.console import number
 from lmgeom.data import corpus
 from lmgeom.data.packages import Package
 from lmgeom.data.sources import archive
-from lmgeom.errors import DataError
+from lmgeom.errors import DataError, LmgeomError
 from lmgeom.lm import load_model
 from lmgeom.study.paths import results
 from lmgeom.study.records import provenance
@@ -65,10 +68,14 @@ def packaged_smollm2():
 
 def pretrained(name):
     """Read a model and its tokenizer by a name of the Hub or a folder, in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        return model, AutoTokenizer.from_pretrained(name)
+    except (ImportError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"model {name!r} is no folder, and the Hub gives none: {reason}") from error
 
 
 def windows(encode, n, length):
@@ -141,26 +148,31 @@ def measure(name, n, length):
     return record | {"seconds": seconds, "machine": provenance()}
 
 
-def main():
-    """Measure each model and write its record."""
+def main(arguments=None):
+    """Measure each model and write its record; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=[None], metavar="MODEL")
-    parser.add_argument("--windows", type=int, default=16, help="articles, one window each; 2 up")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of a window")
+    parser.add_argument("--windows", type=number(int, 2), default=16, help="articles, one a window")
+    parser.add_argument("--tokens", type=number(int, 2), default=512, help="tokens of a window")
     parser.add_argument("--out", type=Path, help="folder of the records; by default the book's")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     folder = args.out or results() / "alignment"
     folder.mkdir(parents=True, exist_ok=True)
     for name in args.models:
-        record = measure(name, args.windows, args.tokens)
+        try:
+            record = measure(name, args.windows, args.tokens)
+        except LmgeomError as error:
+            print(f"alignment: {error}", file=sys.stderr)
+            return 2
         stem = Path(name).name if name else "smollm2-135m"
         path = folder / f"{stem}.json"
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         summary = {key: value for key, value in record.items() if "correlation" in key}
         print(json.dumps({"record": str(path)} | summary, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -183,13 +183,15 @@ def test_claims_are_judged_on_the_readers_records_by_the_same_bar(root, tmp_path
     for seed in range(3):
         _record(tmp_path, "tied", seed, 5.0 + 0.01 * seed, root)
         _record(tmp_path, "lev", seed, 4.0 + 0.01 * seed + 0.001 * seed**2, root)
-    mine = [rows["lev-vs-tied"], rows["lev-speed"], rows["lev-spline-local"]]
+    names = ("lev-vs-tied", "lev-speed", "taper-alignment", "lev-spline-local")
+    mine = [rows[name] for name in names]
     text = module._claims_table(mine, root, tmp_path)
-    first, second, _ = text.split("</tr>")[1:4]
+    first, second, third, _ = text.split("</tr>")[1:5]
     published = claims.judge(rows["lev-vs-tied"], folder=root / "book" / "results")
     assert f">{published.verdict}</strong>" in first
     assert ">holds</strong>" in first.rpartition("<td>")[2]
     assert "python -m tests.benchmarks.lev_speed --out FOLDER/benchmarks/lev-speed.json" in second
+    assert "python -m tests.benchmarks.alignment --out FOLDER/alignment<" in third
     without = module._claims_table(mine, root, None)
     assert "lmgeom study run leviathan-tied --results FOLDER" in without
 

@@ -23,8 +23,10 @@ def test_every_answer_has_a_command_that_exists():
             words = command(claim).split()
             if words[:2] == ["lmgeom", "study"] and words[2] == "run":
                 assert (ROOT / "book" / "studies" / f"{words[3]}.yaml").is_file()
-            elif words[0] == "python" and words[1] != "-m":
-                assert (ROOT / words[1]).is_file(), claim["id"]
+            elif words[:2] == ["python", "-m"]:
+                assert (ROOT / f"{words[2].replace('.', '/')}.py").is_file(), claim["id"]
+            else:
+                assert words == "lmgeom study claims --check".split()
 
 
 @pytest.mark.parametrize("part", PAPERS)
