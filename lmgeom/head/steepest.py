@@ -27,6 +27,13 @@ def unit_rows(G: Tensor) -> Tensor:
     return rows.div_(torch.where(length > 0, length, 1))
 
 # %% ../../nbs/head/04_steepest.ipynb #steepest-bounds
+def _centered(G: Tensor) -> Tensor:
+    """Rows in float64 minus their mean, exactly zero where all rows are equal."""
+    rows = G.double()
+    rows = rows - rows.mean(0) if (rows != rows[:1]).any() else torch.zeros_like(rows)
+    return rows - rows.mean(0)  # once more, as the mean of rows far off is rounded
+
+
 def tension_bounds(G: Tensor) -> tuple[float, float]:
     """Bracket the steepest decrease T(G) at diameter 1, in one pass.
 
@@ -37,7 +44,7 @@ def tension_bounds(G: Tensor) -> tuple[float, float]:
         A lower bound, half the sum of the row lengths, and an upper bound, the smaller of Jung's
         and the star's; computed in float64.
     """
-    lengths = torch.linalg.vector_norm(G.double() - G.double().mean(0), dim=1)
+    lengths = torch.linalg.vector_norm(_centered(G), dim=1)
     total, rank = lengths.sum().item(), max(1, min(G.shape[1], len(G) - 1))
     jung = math.sqrt(rank / (2 * (rank + 1)))
     return total / 2, min(jung * total, total - lengths.max().item())
@@ -118,7 +125,7 @@ def steepest(G: Tensor, tol: float = 1e-6, rounds: int = 20_000) -> Steepest:
     """
     if G.dim() != 2 or not len(G) or not G.isfinite().all():
         raise ValueError(f"G must be a finite matrix (V, D), got shape {tuple(G.shape)}")
-    whole = G.double() - G.double().mean(0)
+    whole = _centered(G)
     live = whole.any(1)
     load, step = whole[live], torch.zeros_like(whole)
     pairs, flow = live.nonzero().expand(-1, 2)[:0], load[:0]
@@ -161,14 +168,14 @@ def steepness(G: Tensor, S: Tensor, diameter: float | None = None) -> float:
         S: Direction with a positive inner product with G (the step is minus a multiple of it),
             shape (V, D).
         diameter: An upper bound on the largest distance between two rows of S; by default twice
-            the length of its longest centered row.
+            the length of its longest row, as it is or centered, whichever is less.
 
     Returns:
         A lower bound on the ratio of <G, S> to the steepest decrease at the same diameter; NaN if
         G or S has equal rows.
     """
-    G, S = (matrix.double() - matrix.double().mean(0) for matrix in (G, S))
+    G, around = _centered(G), (_centered(S), S.double())
     if diameter is None:
-        diameter = 2 * torch.linalg.vector_norm(S, dim=1).max().item()
+        diameter = 2 * min(torch.linalg.vector_norm(rows, dim=1).max().item() for rows in around)
     reach = diameter * tension_bounds(G)[1]
-    return (G * S).sum().item() / reach if reach else math.nan
+    return (G * around[0]).sum().item() / reach if reach else math.nan

@@ -143,7 +143,14 @@ def test_steepness_is_below_the_true_share(seed, V, D, spread):
         assert steepness(G, S) <= share * (1 + 1e-9)
         assert steepness(G, S) <= steepness(G, S, width) * (1 + 1e-9) <= share * (1 + 2e-9)
     rank = min(D, V - 1)
-    assert steepness(G, unit_rows(G), 2) >= ((rank + 1) / (2 * rank)) ** 0.5 - 1e-9
+    assert steepness(G, unit_rows(G)) >= ((rank + 1) / (2 * rank)) ** 0.5 - 1e-9
+
+
+def test_the_mark_of_unit_rows_does_not_suffer_from_their_mean():
+    """One heavy row against nine light ones: unit rows are exactly steepest, their mean is long."""
+    G = torch.tensor([[-9.0]] + 9 * [[1.0]])
+    assert steepness(G, unit_rows(G)) == pytest.approx(1)
+    assert steepness(G, unit_rows(G) + 5) == pytest.approx(1 / 1.8)
 
 
 @given(SEEDS, st.integers(2, 12), st.integers(1, 6))
@@ -182,12 +189,12 @@ def test_polar_keeps_the_column_space():
     assert not polar(torch.zeros(3, 2)).any()
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (4, 3)])
+@pytest.mark.parametrize("shape", [(1, 3), (3, 2), (4, 3), (7, 2)])
 def test_equal_rows_have_no_steepest_step(shape):
-    answer = steepest(torch.ones(shape))
+    answer = steepest(torch.full(shape, 0.1))  # the mean of three or seven of these is rounded
     assert (answer.lower, answer.upper, len(answer.pairs)) == (0, 0, 0)
     assert not answer.step.any()
-    assert torch.tensor(steepness(torch.ones(shape), torch.ones(shape))).isnan()
+    assert torch.tensor(steepness(torch.full(shape, 0.1), torch.ones(shape))).isnan()
 
 
 @pytest.mark.parametrize(
