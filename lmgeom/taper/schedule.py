@@ -37,14 +37,17 @@ def _sizes(width: int, ratios: Sequence[float], multiple: int) -> list[int]:
     numbers = all(isinstance(r, int | float) and type(r) is not bool for r in ratios)
     inside = numbers and all(0 < ratio <= len(ratios) for ratio in ratios)
     if not inside or not math.isclose(sum(ratios), len(ratios), rel_tol=1e-12):
-        raise ConfigError(f"ratios {ratios!r}: must be positive with the mean 1, to keep the total")
+        right = f"must be positive floats or integers with the sum {len(ratios)}"
+        raise ConfigError(f"ratios {ratios!r}: {right}, to keep the total")
     sizes = [round(ratio * width) for ratio in ratios]
     for ratio, size in zip(ratios, sizes, strict=True):
         if size < 1 or abs(size - ratio * width) > 1e-6:
-            raise ConfigError(f"ratio {ratio!r} of width {width}: must give a whole number")
+            near = f"{max(size, 1)}/{width}"
+            raise ConfigError(f"ratio {ratio!r}: must give a whole number; {near} would")
     common = math.gcd(width, *sizes)
     if common % multiple:
-        best = max(n for n in range(1, min(multiple, common) + 1) if common % n == 0)
+        small = [n for n in range(1, math.isqrt(common) + 1) if common % n == 0]
+        best = max(n for d in small for n in (d, common // d) if n <= multiple)
         wanted = ", ".join(str(size) for size in dict.fromkeys([width, *sizes]))
         right = f"{best} would, as any divisor of {common}"
         raise ConfigError(f"multiple={multiple}: must divide {wanted}; {right}")
@@ -127,10 +130,12 @@ def group_widths(
         ConfigError: If the groups are unequal, the mean is not 1, or a width is no multiple.
     """
     _check_counts(n_layers=n_layers, width=width, multiple=multiple)
-    if not isinstance(ratios, Sequence):
+    if not isinstance(ratios, Sequence) or not ratios:
         raise ConfigError(f"ratios={ratios!r}: must be a sequence of numbers with the mean 1")
     groups = len(ratios)
-    if not groups or n_layers % groups:
-        raise ConfigError(f"n_layers={n_layers}: must be a multiple of the {groups} groups")
+    if n_layers % groups:
+        near = n_layers + -n_layers % groups
+        right = f"must be a multiple of the {groups} groups; {near} would"
+        raise ConfigError(f"n_layers={n_layers}: {right}")
     sizes = _sizes(width, tuple(ratios), multiple)
     return [size for size in sizes for _ in range(n_layers // groups)]

@@ -40,6 +40,7 @@ def check(n_layers, width, start, end, schedule, multiple):
     assert math.isclose(found[0], start * width)
     assert math.isclose(found[-1], end * width)
     assert not any(size % multiple for size in found)
+    assert {a + b for a, b in zip(found, found[::-1], strict=True)} == {2 * width}
     for layer in range(1, n_layers - 1):
         x = layer / (n_layers - 1)
         f = SCHEDULES[schedule](x if start >= end else 1 - x)
@@ -143,14 +144,15 @@ def test_a_tie_goes_to_the_wider_width_early():
         ({"width": 1504, "start": 1.375, "end": 0.625}, "4 would, as any divisor of 188"),
         ({"width": 48}, "12 would"),
         ({"width": 4, "multiple": 256}, "2 would"),
-        ({"start": 1.6}, "mean 1"),
+        ({"start": 1.6}, "ratios .1.6, 0.5.: must be .* with the sum 2,"),
         ({"start": 2, "end": 0}, "positive"),
         ({"start": float("nan")}, "positive"),
         ({"start": "1.5"}, "positive"),
-        ({"start": 1.3333, "end": 0.6667}, "whole number"),
-        ({"start": 10**400}, "mean 1"),
-        ({"start": True, "end": True}, "positive with the mean 1"),
-        ({"start": 1.5 + 2**-31, "width": 2**31 - 2, "multiple": 1}, "mean 1"),
+        ({"start": 1.3333, "end": 0.6667}, "ratio 1.3333: must give a whole number; 85/64 would"),
+        ({"start": 1.9999, "end": 1e-4}, "ratio 1.9999: .*; 128/64 would"),
+        ({"start": 10**400}, "sum 2"),
+        ({"start": True, "end": True}, "positive floats or integers"),
+        ({"start": 1.5 + 2**-31, "width": 2**31 - 2, "multiple": 1}, "sum 2"),
         ({"schedule": "step"}, "cosine, linear, sigmoid"),
         ({"schedule": ["cosine"]}, "cosine, linear, sigmoid"),
         ({"n_layers": 1}, "at least 2"),
@@ -167,12 +169,16 @@ def test_errors_name_the_value_and_what_is_right(change, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("width", [100, 72, 1500, 30])
-def test_the_multiple_that_the_error_names_works(width):
+@pytest.mark.parametrize(
+    ("width", "multiple"), [(100, 16), (72, 16), (1500, 16), (30, 16), (2**30, 2**30 - 1)]
+)
+def test_the_multiple_that_the_error_names_works(width, multiple):
     with pytest.raises(ConfigError, match="would") as caught:
-        widths(8, width)
+        widths(8, width, multiple=multiple)
     best = int(str(caught.value).split("; ")[1].split()[0])
     assert sum(widths(8, width, multiple=best)) == 8 * width
+    common = math.gcd(width // 2, width)
+    assert best == max(n for n in (*range(1, 17), common) if common % n == 0 and n <= multiple)
 
 
 # ------------------------------------------------------------------ groups
@@ -188,9 +194,9 @@ def test_groups_have_the_uniform_budget(layers_a_group, units, multiple):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"n_layers": 8}, "n_layers=8: must be a multiple of the 3 groups"),
-        ({"ratios": (1.5, 1, 1)}, "mean 1"),
-        ({"ratios": ()}, "0 groups"),
+        ({"n_layers": 8}, "n_layers=8: must be a multiple of the 3 groups; 9 would"),
+        ({"ratios": (1.5, 1, 1)}, "sum 3"),
+        ({"ratios": ()}, r"ratios=\(\): must be a sequence"),
         ({"ratios": None}, "ratios=None: must be a sequence"),
         ({"ratios": "abc"}, "must be positive"),
         ({"width": 36}, "9 would"),
