@@ -43,7 +43,7 @@ def equidistance(W: Tensor, rank: int | None = None) -> Equidistance:
 
     Args:
         W: Rows, shape (V, D), at least two and not all equal; computed in float64.
-        rank: Dimensions k that the centered rows may use; by default min(D, V - 1).
+        rank: Dimensions k that the centered rows may use, at most min(D, V - 1), the default.
 
     Returns:
         The decomposition. The spectrum's part is non-negative if the rank is at most k.
@@ -54,15 +54,16 @@ def equidistance(W: Tensor, rank: int | None = None) -> Equidistance:
     if W.dim() != 2 or len(W) < 2 or not W.isfinite().all():
         raise ValueError(f"W must be a finite matrix of 2 or more rows, got {tuple(W.shape)}")
     V, D = W.shape
-    k = min(D, V - 1) if rank is None else rank
-    if k < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
+    most = min(D, V - 1)
+    k = most if rank is None else rank
+    if not 1 <= k <= most:
+        raise ValueError(f"rank must be between 1 and {most}, got {k}")
+    if torch.equal(W, W[:1].expand_as(W)):
+        raise ValueError("all rows of W are equal: there is no distance to compare")
     X = W.detach().double()
     X = X - X.mean(0)
     X = X / X.abs().max()  # its squares neither vanish nor overflow
     squares = X.square().sum(1)
-    if not squares.isfinite().all():
-        raise ValueError("all rows of W are equal: there is no distance to compare")
     gram = (X.T @ X if D <= V else X @ X.T) / squares.sum()
     floor = (V - 1 - k) / (V * k)
     norms = (V - 1) / (2 * V) * (squares / squares.mean() - 1).square().mean().item()

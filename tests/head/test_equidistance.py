@@ -90,6 +90,7 @@ def test_scale_and_shift_do_not_matter(scale):
         (torch.tensor([[0.0], [torch.nan]]), "finite matrix"),
         (torch.tensor([[0.0], [torch.inf]]), "finite matrix"),
         (torch.ones(4, 3), "all rows of W are equal"),
+        (torch.full((7, 2), 0.1), "all rows of W are equal"),  # their mean is rounded
     ],
 )
 def test_misuse_of_equidistance(wrong, message):
@@ -97,9 +98,10 @@ def test_misuse_of_equidistance(wrong, message):
         equidistance(wrong)
 
 
-def test_rank_must_be_positive():
-    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
-        equidistance(torch.eye(3), rank=0)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_rank_must_be_one_that_centered_rows_can_have(rank):
+    with pytest.raises(ValueError, match=f"rank must be between 1 and 2, got {rank}"):
+        equidistance(torch.eye(3), rank=rank)
 
 
 # ---------------------------------------------------------------- limits and codes
@@ -165,9 +167,9 @@ def test_no_simplex_pair(D):
         simplex_pair(D)
 
 
-@given(SEEDS, st.integers(2, 12))
-def test_polar_factor_is_the_simplex_for_small_vocabularies(seed, V):
-    G = cloud(seed, V, V + 2)
+@given(SEEDS, st.integers(2, 12), st.integers(-1, 3))
+def test_polar_factor_is_the_simplex_for_small_vocabularies(seed, V, more):
+    G = cloud(seed, V, V + more)
     G -= G.mean(0)
     assert (torch.pdist(polar(G)) - 2**0.5).abs().max() < 1e-6
 
@@ -182,6 +184,26 @@ def by_definition(G, p, sweeps):
         C = sum(np.outer(g, g) / np.sum((B @ g) ** 2) for g in G)
         B = fractional_matrix_power(C, -p / 2)
     return np.stack([B @ g / np.linalg.norm(B @ g) for g in G])
+
+
+@given(SEEDS, st.integers(20, 40), st.integers(1, 8), st.integers(1, 4))
+@settings(max_examples=40)
+def test_one_matrix_does_what_alternating_does_up_to_a_rotation(seed, V, D, sweeps):
+    G = S = cloud(seed, V, D, 1)
+    for _ in range(sweeps):
+        values, axes = torch.linalg.eigh(unit_rows(S).T @ unit_rows(S))
+        S = unit_rows(S) @ (axes * values**-0.5) @ axes.T
+    ours, theirs = spread(G, sweeps=sweeps), unit_rows(S)
+    assert (ours @ ours.T - theirs @ theirs.T).abs().max() < 1e-7
+
+
+@given(SEEDS, st.integers(2, 40), st.integers(1, 10))
+def test_what_unequal_lengths_remain_of_unit_rows(seed, V, D):
+    U = unit_rows(cloud(seed, V, D) + 0.3)
+    m, M = U.mean(0), U.T @ U / V
+    if m.norm() < 0.99:
+        expected = 2 * (1 - 1 / V) * (m @ M @ m - (m @ m) ** 2) / (1 - m @ m) ** 2
+        assert equidistance(U).norms == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
 
 
 @given(SEEDS, st.integers(6, 30), st.integers(1, 4), POWERS, st.integers(1, 3))
