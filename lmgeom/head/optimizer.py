@@ -7,6 +7,9 @@ __all__ = ['HEAD_RULES', 'norm_radius', 'centered', 'Equispread', 'SignRows', 'H
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -24,14 +27,23 @@ def norm_radius(gain: Tensor, bias: Tensor | None = None) -> Callable[[], Tensor
         bias: LayerNorm's bias, shape (D,).
 
     Returns:
-        A function without arguments for `Equispread`'s `rho`: sqrt(D) max |gain| + |bias|.
+        A function without arguments for `Equispread`'s `rho`: sqrt(D) max |gain| + |bias|. A copy
+        or a pickle of it holds copies of the vectors.
+
+    Raises:
+        TypeError: The gain or the bias is no vector, or their lengths differ.
     """
+    for x in (gain,) if bias is None else (gain, bias):
+        if not isinstance(x, Tensor) or x.dim() != 1 or x.shape != gain.shape:
+            found = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gain and bias must be vectors (D,), as norm.weight is, got {found}")
+    return partial(_norm_radius, gain, bias)
 
-    def radius() -> Tensor:
-        largest = math.sqrt(len(gain)) * _whole(gain.detach()).abs().max()
-        return largest if bias is None else largest + _whole(bias.detach()).norm()
 
-    return radius
+def _norm_radius(gain: Tensor, bias: Tensor | None) -> Tensor:
+    """The radius now."""
+    largest = math.sqrt(len(gain)) * _whole(gain.detach()).abs().max()
+    return largest if bias is None else largest + _whole(bias.detach()).norm()
 
 
 def _whole(x: Tensor) -> Tensor:
@@ -57,22 +69,29 @@ def centered(M: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> Tens
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-settings
 def _check_settings(group: dict[str, Any]) -> None:
-    """Refuse settings that cannot work, by name and value."""
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "lr": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
-        "budget": (lambda x: 0 < x < math.inf, "a positive number of nats"),
-        "rho": (lambda x: x is None or callable(x) or 0 < x < math.inf, "a positive number"),
-        "momentum": (lambda x: 0 <= x < 1, "a number from 0 to below 1"),
-        "whiten": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-        "sweeps": (lambda x: x == int(x) and x >= 1, "a positive integer"),
-        "weight_decay": (lambda x: 0 <= x < math.inf, "a number of at least 0"),
-        "center": (lambda x: x in (True, False), "True or False"),
-        "cap": (lambda x: x in (True, False), "True or False"),
-        "vocab_size": (lambda x: x is None or x >= 1, "a positive integer or None"),
+    """Refuse settings that cannot work, by name and value; a tensor's value is not read."""
+    rules: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+        "lr": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
+        "budget": (Real, lambda x: 0 < x < math.inf, "a positive number of nats"),
+        "rho": (Real, lambda x: 0 < x < math.inf, "a positive number, a function or None"),
+        "momentum": (Real, lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+        "whiten": (Real, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+        "sweeps": (Integral, lambda x: x >= 1, "a positive integer"),
+        "weight_decay": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
+        "center": (bool, lambda x: True, "True or False"),
+        "cap": (bool, lambda x: True, "True or False"),
+        "vocab_size": (Integral, lambda x: x >= 1, "a positive integer or None"),
     }
-    for name, (holds, right) in rules.items():
+    for name, (kind, holds, right) in rules.items():
         value = group[name]
-        if isinstance(value, str) or (not isinstance(value, Tensor) and not holds(value)):
+        if isinstance(value, Tensor) and name in ("lr", "budget", "rho"):
+            fits = value.numel() == 1 and value.is_floating_point()
+        elif value is None or callable(value):
+            fits = name == "rho" or (value is None and name == "vocab_size")
+        else:
+            fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            fits = fits and holds(value)
+        if not fits:
             raise ValueError(f"{name} must be {right}, got {value!r}")
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-part
@@ -122,23 +141,30 @@ def _check_matrices(group: dict[str, Any]) -> None:
             _part(p)
         except TypeError as error:
             raise TypeError(f"{name} is {error}") from None
-        if p.dim() != 2 or not p.numel() or not p.is_floating_point():
+        dense = p.layout == torch.strided and p.is_floating_point() and p.dtype.itemsize > 1
+        if p.dim() != 2 or not p.numel() or not dense:
+            found = f"{p.dtype} {p.layout} {tuple(p.shape)}"
             raise ValueError(
-                f"{name} must be a real matrix (V, D) with entries, got {p.dtype} {tuple(p.shape)}"
+                f"{name} must be a dense real matrix (V, D) with entries of 16 bits or more, "
+                f"got {found.replace('torch.', '')}"
             )
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-weight
-def _gradient(p: Tensor, part: _Part, rho: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the gradient, or zero where it or the radius is bad, and whether both are good."""
+def _gradient(p: Tensor, part: _Part, rho: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the gradient, or zero if it, the radius or the length is bad, and whether all are good.
+
+    A good gradient is finite even when all its rows are added up.
+    """
     grad: Any = p.grad
     if grad.is_sparse:
         raise TypeError("Equispread needs a dense gradient, got a sparse one")
     if hasattr(p, "placements"):
         grad = grad.redistribute(placements=p.placements)
-    G, good = _here(grad), rho.isfinite() & (rho > 0)
+    G, good = _here(grad), rho.isfinite() & (rho > 0) & length.isfinite() & (length >= 0)
     if len(G):  # a process may have no row
-        low, high = G.aminmax()
-        good = good & low.isfinite() & high.isfinite()
+        limit = torch.finfo(rho.dtype).max / (2 * len(p))
+        low, high = (x.to(rho.dtype) for x in G.aminmax())
+        good = good & (low >= -limit) & (high <= limit)
     if part.total is not None:
         good = part.total((~good).int()) == 0
     return torch.where(good, G.to(rho.dtype), 0), good
@@ -148,7 +174,7 @@ def _row_length(group: dict[str, Any], rho: Tensor, width: int) -> Tensor:
     """Length r of a step's rows, shorter than lr budget / (2 rho) by more than rounding adds."""
     slack = 1 - (width + 4) * torch.finfo(rho.dtype).eps
     length: Tensor = group["lr"] * group["budget"] * slack / (2 * rho)
-    return length
+    return length.to(rho).reshape(())
 
 # %% ../../nbs/head/06_equispread.ipynb #equispread-wide
 def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
@@ -162,17 +188,41 @@ def _wide_weight(p: Tensor, state: dict[str, Any]) -> Tensor:
     return W.copy_(torch.where(W.to(p.dtype) == p, W, p.to(wide)))  # entries changed from outside
 
 
-def _scalar(rho: float | Tensor, like: Tensor) -> Tensor:
+def _scalar(rho: Any, like: Tensor) -> Tensor:
     """The radius as a tensor beside another one; a number is filled in there, not copied."""
-    if not isinstance(rho, Tensor):
-        return torch.full((), rho, dtype=like.dtype, device=like.device)
-    return _whole(rho).to(like)
+    if isinstance(rho, Tensor) and rho.numel() == 1 and not rho.is_complex():
+        return _whole(rho).to(like).reshape(())
+    if isinstance(rho, Tensor) or not isinstance(rho, Real) or isinstance(rho, bool):
+        found = f"a tensor {tuple(rho.shape)}" if isinstance(rho, Tensor) else repr(rho)
+        raise TypeError(f"rho must give one number, got {found}")
+    number = float(rho)
+    number = number if abs(number) <= torch.finfo(like.dtype).max else math.inf
+    return torch.full((), number, dtype=like.dtype, device=like.device)
 
 
 def _loss_of(closure: Callable[[], Any] | None) -> Any:
     """Evaluate an optimizer's closure with gradients, if there is one."""
     with torch.enable_grad():
         return closure() if closure is not None else None
+
+
+def _check_stored(optimizer: torch.optim.Optimizer, groups: Iterable[Any], state: Any) -> None:
+    """Refuse groups and state of another optimizer, or of other matrices."""
+    for own, stored in zip(optimizer.param_groups, groups, strict=False):  # torch counts them
+        if missing := [name for name in optimizer.defaults if name not in stored]:
+            raise ValueError(f"not a state of Equispread: a group has no {missing[0]!r}")
+        _check_settings(stored)
+        for p, i in zip(own["params"], stored["params"], strict=False):
+            entry = state.get(i) or {}
+            shapes = {"momentum": p.shape, "skipped": torch.Size(()), "weight": p.shape}
+            for key in entry and (shapes if "weight" in entry else ("momentum", "skipped")):
+                x, right = entry.get(key), tuple(shapes[key])
+                if not isinstance(x, Tensor) or x.shape != right or x.dtype.itemsize < 4:
+                    found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+                    raise ValueError(
+                        f"{key} of matrix {i} must be a tensor {right} of 32 bits or more, "
+                        f"got {found}"
+                    )
 
 
 def _restore_precision(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -201,34 +251,43 @@ class Equispread(torch.optim.Optimizer):
         params: Matrices (V, D), one row a token; or parameter groups, or named parameters.
         lr: Factor on the budget, for schedulers.
         budget: Largest change of a log-odds in a step at lr = 1, in nats.
-        rho: Largest length of the hidden states: a number, a function without arguments such as
-            `norm_radius(...)`, or None for sqrt(D), that of RMSNorm without a gain.
-        momentum: Factor of the running average of gradients.
+        rho: Largest length of the hidden states that the head reads: a number, a function without
+            arguments such as `norm_radius(...)`, or None for sqrt(D), that of RMSNorm without a
+            gain. A function is called at each step, and is not saved: build the optimizer with it
+            again, then load.
+        momentum: Factor m of the running average of gradients, m M + (1 - m) G.
         whiten: Power of the whitening, 0 to 1.
         sweeps: Rounds of whitening and normalizing.
         weight_decay: Decoupled decay: a step also takes off the share r * weight_decay of the
-            weights, which keeps rows that start within length 1 / weight_decay there.
+            weights, at most all. While the share is below 1, rows that start within length
+            1 / weight_decay stay there.
         center: Take the mean row off the momentum. Set it to False for a head that is tied to the
             input table or followed by a soft cap.
         cap: Also stay below the step that certainly lowers the batch loss (descent lemma). Needs
             the gradient of the mean cross-entropy; a batch that the step would worsen is skipped.
-        vocab_size: Rows from this one on are padding and never move.
+        vocab_size: Rows from this one on are padding: they neither move nor decay.
 
-    A gradient or radius that is not finite changes nothing and is counted (`check`). Rows without
-    any gradient so far do not move, apart from weight decay. A head with one token has nothing to
-    decide: centered, it stays where it is.
+    lr, budget and rho may be tensors with one number. What cannot be computed with changes nothing
+    and is counted (`check`): a gradient that is not finite, or so large that its rows have no
+    finite sum; a radius that is not finite and positive; a length r that is not finite. Rows
+    without any gradient so far do not move, apart from weight decay. A head with one token has
+    nothing to decide: centered, it stays where it is.
 
     Example:
+        >>> from lmgeom.head import Equispread, Together, norm_radius
         >>> head = model.lm_head.weight
         >>> body = [p for p in model.parameters() if p is not head]
         >>> rule = Equispread([head], budget=0.3, rho=norm_radius(model.norm.weight))
         >>> optimizer = Together(rule, torch.optim.AdamW(body, lr=3e-4))
 
     Then `backward`, `step` and schedulers as usual, and `optimizer.check()` now and then.
+    Equispread stands first, so that it reads the gain with which the batch was computed.
 
     Raises:
-        ValueError: A setting is out of range, or a parameter is not a real matrix.
-        TypeError: A weight is sharded, but not by whole rows, or a gradient is sparse.
+        ValueError: A setting is out of range or of another kind, or a parameter is not a dense
+            real matrix.
+        TypeError: A weight is sharded, but not by whole rows, a gradient is sparse, or rho gives
+            something else than one number.
     """
 
     def __init__(
@@ -287,8 +346,8 @@ class Equispread(torch.optim.Optimizer):
         for group, radius in zip(self.param_groups, self._radii, strict=True):
             for p in group["params"]:
                 if p.grad is not None:
-                    rho = radius() if radius else group["rho"]
-                    self._update(p, group, math.sqrt(p.shape[1]) if rho is None else rho)
+                    fixed = math.sqrt(p.shape[1]) if group["rho"] is None else group["rho"]
+                    self._update(p, group, radius() if radius else fixed)
         return loss
 
     def _update(self, p: Tensor, group: dict[str, Any], rho: float | Tensor) -> None:
@@ -299,20 +358,20 @@ class Equispread(torch.optim.Optimizer):
             state["skipped"] = torch.zeros((), dtype=torch.int64, device=p.device)
         M = _here(state["momentum"])
         rho = _scalar(rho, M)
-        G, good = _gradient(p, part, rho)
+        length = _row_length(group, rho, p.shape[1])
+        G, good = _gradient(p, part, rho, length)
         M.lerp_(G, (1 - group["momentum"]) * good.to(M.dtype))
         last = group["vocab_size"]
         moving = slice(None if last is None else max(0, last - part.start))
         rows = centered(M[moving], part.total) if group["center"] else M[moving]
         U = self.direction(rows, group, part.total)
-        length = _row_length(group, rho, p.shape[1])
         if group["cap"]:
             a = (G[moving] * U).sum()
             a = a if part.total is None else part.total(a)
-            length = torch.minimum(length, a / rho.square()).clamp(min=0)
+            length = torch.minimum(length, a / rho.square()).nan_to_num(0).clamp(min=0)
         length = torch.where(good, length, 0)
         W = _wide_weight(p, state)
-        W.mul_(1 - length * group["weight_decay"])
+        W[moving].mul_(1 - (length * group["weight_decay"]).nan_to_num(0).clamp(max=1))
         W[moving].addcmul_(U, length, value=-1)
         if "weight" in state:
             _here(p).copy_(W)
@@ -322,15 +381,20 @@ class Equispread(torch.optim.Optimizer):
         """Raise if a step was skipped; this waits for the device.
 
         Raises:
-            TrainingError: A gradient was not finite, or a radius not finite and positive; the
+            TrainingError: A gradient, a radius or a length could not be computed with; the
                 message counts the steps.
         """
         if skipped := sum(int(state.get("skipped", 0)) for state in self.state.values()):
-            bad = "a gradient that is not finite, or a radius that is not finite and positive"
+            bad = "a gradient that is not finite, or lr, budget or rho out of range"
             raise TrainingError(f"{skipped} steps of the head were skipped: {bad}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave; state keeps its own precision."""
+        """Load what `state_dict` gave; state keeps its own precision.
+
+        Raises:
+            ValueError: It is damaged, or of another optimizer, or of other matrices.
+        """
+        _check_stored(self, state_dict["param_groups"], state_dict["state"])
         super().load_state_dict(state_dict)
         _restore_precision(self, state_dict)
 
@@ -401,16 +465,32 @@ HEAD_RULES = {
 class Together(torch.optim.Optimizer):
     """Several optimizers as one; groups and state are shared with them.
 
+    Schedule, save and load the whole; a part alone can only be scheduled.
+
     Args:
-        *parts: Optimizers over different parameters.
+        *parts: Optimizers over different parameters, with all their groups.
+
+    Raises:
+        TypeError: A part is no optimizer, or is itself several.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer):
+        for part in parts:
+            if not isinstance(part, torch.optim.Optimizer) or isinstance(part, Together):
+                raise TypeError(f"Together takes single optimizers, got {type(part).__name__}")
         self.parts = parts
         super().__init__([group for part in parts for group in part.param_groups], {})
         for part in parts:
             self.state.update(part.state)
+            part.register_state_dict_pre_hook(_refuse_part)
+            part.register_load_state_dict_pre_hook(_refuse_part)
         self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse groups that no part has."""
+        if not any(param_group is group for part in self.parts for group in part.param_groups):
+            raise TypeError("add the group to a part, before Together joins it")
+        super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"parts": self.parts}
@@ -436,6 +516,16 @@ class Together(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave into all parts; state keeps its own precision."""
+        groups = iter(state_dict["param_groups"])
+        for part in self.parts:
+            stored = list(islice(groups, len(part.param_groups)))
+            if isinstance(part, Equispread):
+                _check_stored(part, stored, state_dict["state"])
         super().load_state_dict(state_dict)
         _restore_precision(self, state_dict)
         self._share()
+
+
+def _refuse_part(*_: Any) -> None:
+    """Keep a part's state from being saved or loaded alone."""
+    raise TypeError("this optimizer is part of a Together: save and load the whole")

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from lmgeom.head.optimizer import HEAD_RULES, Equispread, SignRows, Together, ce
 from lmgeom.lm import checkpoint
 
 SEEDS = st.integers(0, 2**32 - 1)
-WHITEN = st.sampled_from([0.0, 0.5, 1.0])
+WHITEN = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 
 
 def rows(seed, V, D, tail=0.0, dtype=torch.float64):
@@ -119,7 +120,8 @@ CLOUDS = {
 def test_step_diameter_is_at_most_twice_the_row_length(real_gradients):
     clouds = [*CLOUDS.values(), *(G.float() for G in real_gradients)]
     for G in clouds:
-        for options in ({"whiten": 0.0}, {"whiten": 0.5}, {}, {"sweeps": 3}):
+        ways = ({"whiten": 0.0}, {"whiten": 0.5}, {}, {"sweeps": 3}, {"center": False})
+        for options in ways:
             for budget, rho, lr in ((0.3, 4.0, 1.0), (1e-3, 27.7, 0.1), (50.0, 0.01, 1.0)):
                 S = step_of(G, budget=budget, rho=rho, lr=lr, **options)
                 assert S.dtype == torch.float32
@@ -232,15 +234,28 @@ def test_cap_skips_a_step_uphill():
         ({"budget": 0.0}, "budget must be a positive number of nats, got 0.0"),
         ({"budget": -1}, "budget must be"),
         ({"budget": math.inf}, "budget must be"),
-        ({"rho": 0.0}, "rho must be a positive number, got 0.0"),
+        ({"budget": None}, "budget must be a positive number of nats, got None"),
+        ({"budget": True}, "budget must be"),
+        ({"budget": [1.0]}, "budget must be"),
+        ({"budget": np.ones(2)}, "budget must be"),
+        ({"budget": torch.ones(2)}, "budget must be"),
+        ({"rho": 0.0}, "rho must be a positive number, a function or None, got 0.0"),
         ({"rho": math.nan}, "rho must be"),
+        ({"rho": True}, "rho must be"),
+        ({"rho": torch.tensor(1j)}, "rho must be"),
         ({"sweeps": 0}, "sweeps must be a positive integer, got 0"),
         ({"sweeps": 1.5}, "sweeps must be"),
+        ({"sweeps": math.inf}, "sweeps must be"),
+        ({"sweeps": True}, "sweeps must be"),
         ({"whiten": 1.5}, "whiten must be a number from 0 to 1"),
         ({"momentum": 1.0}, "momentum must be"),
+        ({"momentum": torch.tensor(0.9)}, "momentum must be"),
         ({"lr": -1.0}, "lr must be"),
+        ({"lr": None}, "lr must be a number of at least 0, got None"),
+        ({"lr": 1j}, "lr must be"),
         ({"weight_decay": -0.1}, "weight_decay must be"),
         ({"vocab_size": 0}, "vocab_size must be"),
+        ({"vocab_size": 3.0}, "vocab_size must be a positive integer or None, got 3.0"),
         ({"center": "no"}, "center must be True or False, got 'no'"),
         ({"cap": 2}, "cap must be True or False, got 2"),
         ({"whiten": "1"}, "whiten must be a number from 0 to 1, got '1'"),
@@ -253,11 +268,20 @@ def test_bad_settings(options, message):
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.ones(3), torch.ones(2, 2, 2), torch.ones(0, 2), torch.ones(2, 2, dtype=torch.complex64)],
+    [
+        torch.ones(3),
+        torch.ones(2, 2, 2),
+        torch.ones(0, 2),
+        torch.ones(2, 2, dtype=torch.complex64),
+        torch.ones(2, 2, dtype=torch.int32),
+        torch.ones(2, 2).to(torch.float8_e4m3fn),
+        torch.eye(2).to_sparse(),
+    ],
 )
-def test_only_real_matrices(tensor):
-    with pytest.raises(ValueError, match="head must be a real matrix"):
-        Equispread([("head", nn.Parameter(tensor))])
+def test_only_dense_real_matrices(tensor):
+    with pytest.raises(ValueError, match="head must be a dense real matrix") as error:
+        Equispread([("head", tensor)])
+    assert str(tuple(tensor.shape)) in str(error.value)
 
 
 def test_a_refused_group_leaves_the_optimizer_as_it_was():
@@ -309,6 +333,60 @@ def test_radius_may_be_a_function_a_tensor_or_left_out():
     assert not radius().requires_grad
 
 
+def test_radius_goes_with_a_copy_of_its_model():
+    norm = nn.LayerNorm(4)
+    optimizer = Equispread(
+        [nn.Parameter(torch.ones(3, 4))], rho=norm_radius(norm.weight, norm.bias)
+    )
+    twin, copied = copy.deepcopy((norm, optimizer))
+    pickled = pickle.loads(pickle.dumps(optimizer))
+    with torch.no_grad():
+        twin.weight[1] = 5
+    assert [o._radii[0]() for o in (optimizer, copied, pickled)] == [2, 10, 2]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "found"),
+    [
+        ((nn.RMSNorm(4),), "got RMSNorm"),
+        ((None,), "got NoneType"),
+        ((torch.ones(2, 3),), r"got shape \(2, 3\)"),
+        ((torch.ones(()),), r"got shape \(\)"),
+        ((torch.ones(3), torch.ones(4)), r"got shape \(4,\)"),
+    ],
+)
+def test_radius_needs_vectors(vectors, found):
+    with pytest.raises(TypeError, match="gain and bias must be vectors .*" + found):
+        norm_radius(*vectors)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, "None"),
+        ("2", "'2'"),
+        ([2.0], "[2.0]"),
+        (True, "True"),
+        (2j, "2j"),
+        (torch.ones(2), "a tensor (2,)"),
+        (torch.tensor(2j), "a tensor ()"),
+    ],
+)
+def test_a_function_must_give_one_number(given, found):
+    with pytest.raises(TypeError) as error:
+        step_of(rows(0, 5, 3), rho=lambda: given)
+    assert str(error.value) == f"rho must give one number, got {found}"
+
+
+def test_numbers_of_other_kinds_are_numbers():
+    G = rows(0, 20, 4, 0, torch.float32)
+    expected = step_of(G, budget=0.5, rho=2.0)
+    for kind in (torch.tensor, lambda x: torch.tensor([x]), np.float32, np.float64):
+        for rho in (kind(2.0), lambda kind=kind: kind(2.0)):
+            S = step_of(G, lr=kind(1.0), budget=kind(0.5), rho=rho)
+            assert torch.allclose(S, expected, rtol=1e-6)
+
+
 def test_closure_and_weight_decay():
     W = nn.Parameter(torch.ones(10, 2))
     optimizer = Equispread([W], budget=0.4, rho=1.0, weight_decay=0.5)
@@ -325,6 +403,13 @@ def test_closure_and_weight_decay():
     assert len(calls) == 1
     assert torch.allclose(W, torch.full_like(W, 1 - 0.2 * 0.5), rtol=1e-5)
     assert Equispread([W]).step() is None
+
+
+@pytest.mark.parametrize("decay", [20.0, 1e30, 1e300])
+def test_weight_decay_takes_at_most_all(decay):
+    gradients = [rows(k, 10, 3, 0, torch.float32) for k in range(3)]
+    W = run(gradients, 5 * gradients[0], budget=0.4, rho=1.0, weight_decay=decay)
+    assert torch.allclose(W.norm(dim=1), torch.full((10,), 0.2), rtol=1e-4)
 
 
 def test_weight_decay_bounds_the_rows():
@@ -364,6 +449,39 @@ def test_a_bad_radius_changes_nothing(radius):
     assert not step_of(G, rho=lambda: torch.tensor(radius)).any()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 1e300},
+        {"budget": 1e300},
+        {"rho": 1e300},
+        {"rho": 1e-300},
+        {"lr": torch.tensor(-1.0)},
+        {"budget": torch.tensor(math.nan)},
+    ],
+)
+def test_a_length_that_float32_cannot_hold_changes_nothing(options):
+    W = nn.Parameter(rows(0, 10, 3, 0, torch.float32))
+    before, W.grad = W.detach().clone(), rows(1, 10, 3, 0, torch.float32)
+    optimizer = Equispread([W], weight_decay=1e300, **options)
+    optimizer.step()
+    assert torch.equal(W, before)
+    assert not optimizer.state[W]["momentum"].any()
+    with pytest.raises(TrainingError, match=r"1 steps .* lr, budget or rho out of range"):
+        optimizer.check()
+
+
+def test_a_finite_gradient_gives_a_finite_step():
+    """Or none, if its rows cannot be added up."""
+    for scale in (1e-44, 1e-30, 1e30, 3e36, 1e37, 3e38):
+        G = scale * rows(0, 40, 3).clamp(-1, 1).float()
+        for options in ({"momentum": 0.0}, {"cap": True}, {"center": False}):
+            S = step_of(G, **options)
+            assert S.isfinite().all()
+            assert S.any() == (1e-40 < scale < 1e37 or (scale < 1 and "momentum" in options))
+    assert not step_of(torch.zeros(4, 3), cap=True, rho=1e-25).any()
+
+
 def test_zero_rows_and_padding_do_not_move():
     G = rows(0, 12, 3, 0, torch.float32)
     G[5] = 0
@@ -374,6 +492,10 @@ def test_zero_rows_and_padding_do_not_move():
     assert torch.allclose(S[kept], step_of(G[kept]), atol=1e-6)
     assert step_of(G).norm(dim=1).gt(0).sum() == 11
     assert not step_of(torch.zeros(4, 3)).any()
+    start = rows(1, 12, 3, 0, torch.float32)
+    W = run([G] * 3, start, vocab_size=10, weight_decay=1.0)
+    assert torch.equal(W[10:], start[10:])
+    assert (W[5] / start[5]).max() < 1
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -454,6 +576,39 @@ def test_state_dict_continues_the_run(dtype):
     assert clone._radii[0]() == 2.0
 
 
+@pytest.mark.parametrize("join", [lambda rule: rule, Together])
+@pytest.mark.parametrize(
+    ("group", "entry", "message"),
+    [
+        ({"budget": -1}, {}, "budget must be a positive number of nats, got -1"),
+        ({"sweeps": "x"}, {}, "sweeps must be"),
+        ({}, {"momentum": torch.ones(5, 3)}, r"momentum of matrix 0 must be .*\(6, 3\).*\(5, 3\)"),
+        ({}, {"momentum": torch.ones(6, 3).bfloat16()}, "momentum of .* got torch.bfloat16"),
+        ({}, {"momentum": "x"}, "momentum of matrix 0 must be a tensor .*, got 'x'"),
+        ({}, {"weight": torch.ones(6, 4)}, "weight of matrix 0 must be a tensor"),
+        ({}, {"skipped": None}, "skipped of matrix 0 must be a tensor .*, got None"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(group, entry, message, join):
+    W = nn.Parameter(rows(9, 6, 3, 0, torch.float32))
+    optimizer, W.grad = join(Equispread([W])), rows(0, 6, 3, 0, torch.float32)
+    optimizer.step()
+    saved, damaged = (copy.deepcopy(optimizer.state_dict()) for _ in range(2))
+    damaged["param_groups"][0] |= group
+    damaged["state"][0] |= entry
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(damaged)
+    assert optimizer.state_dict()["param_groups"] == saved["param_groups"]
+    assert torch.equal(optimizer.state[W]["momentum"], saved["state"][0]["momentum"])
+
+
+@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.Muon])
+def test_the_state_of_another_optimizer_is_refused(other):
+    W = nn.Parameter(torch.ones(6, 3))
+    with pytest.raises(ValueError, match="not a state of Equispread: a group has no 'budget'"):
+        Equispread([W]).load_state_dict(other([W]).state_dict())
+
+
 def test_a_step_asks_the_host_for_nothing():
     """Fake tensors have no values: reading one raises."""
     with FakeTensorMode():
@@ -461,7 +616,7 @@ def test_a_step_asks_the_host_for_nothing():
             for dtype in (torch.float32, torch.bfloat16):
                 W = nn.Parameter(torch.ones(10, 3, dtype=dtype))
                 for rho in (None, 2.0, torch.tensor(2.0), norm_radius(torch.ones(3))):
-                    optimizer = Equispread([W], rho=rho, **options)
+                    optimizer = Equispread([W], torch.tensor(1.0), rho=rho, **options)
                     for _ in range(2):
                         W.grad = torch.ones(10, 3, dtype=dtype)
                         optimizer.step()
@@ -638,6 +793,22 @@ def test_together_asks_its_parts_for_skipped_steps():
     with pytest.raises(TrainingError, match="1 steps of the head were skipped"):
         optimizer.check()
     both("muon")[1].check()
+
+
+def test_together_is_saved_whole_and_keeps_its_groups():
+    model, optimizer = both("equispread")
+    train(model, optimizer, range(1))
+    for part in optimizer.parts:
+        with pytest.raises(TypeError, match="part of a Together: save and load the whole"):
+            part.state_dict()
+        with pytest.raises(TypeError, match="part of a Together: save and load the whole"):
+            part.load_state_dict({"state": {}, "param_groups": part.param_groups})
+    with pytest.raises(TypeError, match="add the group to a part, before Together joins it"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert len(optimizer.param_groups) == 2
+    for wrong in (model, [optimizer.parts[0]], optimizer):
+        with pytest.raises(TypeError, match=f"single optimizers, got {type(wrong).__name__}"):
+            Together(wrong)
 
 
 @pytest.mark.parametrize(
