@@ -163,7 +163,7 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
 
     Args:
         model: The decoder, called as `model(ids)`.
-        ids: Token ids, shape (sequences, T).
+        ids: Token ids, shape (sequences, T), without padding: every token counts.
         mlp: Name of the MLP within a layer.
 
     Returns:
@@ -176,7 +176,8 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
             model cannot read them, or a layer's stream is not finite.
     """
     check_matrix(ids)
-    probes, training = [Probe(block, mlp) for block in find_blocks(model, mlp)], model.training
+    probes = [Probe(block, mlp) for block in find_blocks(model, mlp)]
+    modes = [(part, part.training) for part in model.modules()]
     try:
         with torch.no_grad():
             model.eval()
@@ -190,7 +191,8 @@ def alignment(model: nn.Module, ids: Tensor, *, mlp: str = "mlp") -> Alignment:
             f"ids of shape {tuple(ids.shape)}: the model stops with {reason}"
         ) from error
     finally:
-        model.train(training)
+        for part, mode in modes:
+            part.training = mode
         for handle in [handle for probe in probes for handle in probe.handles]:
             handle.remove()
     for depth, probe in enumerate(probes):
@@ -256,7 +258,7 @@ def depth_correlation(values: Tensor, *, resamples: int = 10_000, seed: int = 0)
     pairs = torch.stack((index.double(), numbers[index]))
     pairs = pairs - pairs.mean(-1, keepdim=True)
     x, y = pairs / pairs.norm(dim=-1, keepdim=True)
-    r = (x * y).sum(-1)
+    r = (x * y).sum(-1).clamp(-1, 1)
     low, high = r[1:].nanquantile(torch.tensor([0.025, 0.975], dtype=r.dtype)).tolist()
     return Correlation(r[0].item(), low, high)
 
@@ -275,9 +277,12 @@ def widths_by_alignment(values: Sequence[float], width: int, **options: Any) -> 
     Raises:
         ConfigError: If a value is no cosine, or for what `widths` refuses.
     """
-    sequence = isinstance(values, Sequence)
-    if not sequence or not all(type(v) in (int, float) and -1 <= v <= 1 for v in values):
-        raise ConfigError(f"values={shown(values)}: must be a sequence of cosines, from -1 to 1")
+    numbers = isinstance(values, Sequence) and all(
+        isinstance(v, int | float) and type(v) is not bool for v in values
+    )
+    if not numbers or not all(-1 <= v <= 1 for v in values):
+        right = "must be a sequence of cosines, from -1 to 1; tolist() of a tensor gives one"
+        raise ConfigError(f"values={shown(values)}: {right}")
     layers = range(len(values))
     order = sorted(layers, key=lambda layer: values[layer])
     sizes = sorted(widths(len(values), width, **options), reverse=True)

@@ -4,8 +4,8 @@ r"""Measure where the layers of pretrained decoders push the residual stream, an
 ``book/results/alignment/smollm2-135m.json``. Other models are arguments: names of the Hub, folders
 that transformers reads, or checkpoints of this library. The paper's four are
 
-    python -m tests.benchmarks.alignment --windows 2 --tokens 1024 \
-        gpt2 gpt2-medium gpt2-large gpt2-xl
+    python -m tests.benchmarks.alignment gpt2 gpt2-medium gpt2-large gpt2-xl \
+        --windows 2 --tokens 1024
 
 Models of others need the packages transformers and, for the packaged one, gguf.
 """

@@ -1,8 +1,10 @@
 """The alignment tool against hand-made layers, our decoder taken apart, and transformers."""
 
 import importlib.util
+import io
 import json
 import math
+from contextlib import redirect_stderr
 from importlib.util import spec_from_file_location
 
 import numpy as np
@@ -152,8 +154,11 @@ def test_layers_that_run_twice_or_never_are_refused():
 def test_model_is_left_as_it_was():
     model, ids = LanguageModel(CONFIG).train(), torch.randint(53, (2, 8))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.blocks[1].mlp.eval()
+    modes = [part.training for part in model.modules()]
     alignment(model, ids)
-    assert model.training
+    assert [part.training for part in model.modules()] == modes
+    assert {True, False} == set(modes)
     assert hooks(model) == 0
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
@@ -169,6 +174,7 @@ def test_correlation_with_depth():
     assert depth_correlation(-values).r == pytest.approx(-found.r)
     line = depth_correlation(torch.arange(12) * 3.0 + 1)
     assert [round(value, 9) for value in line] == [1, 1, 1]
+    assert max(depth_correlation(torch.arange(3))) <= 1
     assert depth_correlation(10 * values + 7).low == pytest.approx(found.low)
 
 
@@ -287,9 +293,13 @@ def test_rising_alignment_gives_the_taper_and_ties_go_by_depth():
     assert widths_by_alignment([0.1, 0.2, 0.3], 512, multiple=32) == widths(3, 512, multiple=32)
     assert widths_by_alignment([0.3, 0.2, 0.1], 512) == widths(3, 512)[::-1]
     assert widths_by_alignment([0, 0, 0], 512) == widths(3, 512)
+    assert widths_by_alignment(list(np.linspace(0, 1, 3)), 512) == widths(3, 512)
 
 
-@pytest.mark.parametrize("values", [[0.1, math.nan], [0.1, 2], ["a", 0], [], [0.5], None, 3])
+@pytest.mark.parametrize(
+    "values",
+    [[0.1, math.nan], [0.1, 2], ["a", 0], [0.1, True], [], [0.5], None, 3, torch.rand(2, 3)],
+)
 def test_widths_need_a_cosine_of_each_layer(values):
     with pytest.raises(ConfigError, match=r"cosines|at least 2 layers|n_layers"):
         widths_by_alignment(values, 512)
@@ -375,3 +385,41 @@ def test_script_measures_a_folder_of_transformers(tmp_path, monkeypatch):
     record = script.measure(str(tmp_path / "tiny"), 2, 16)
     assert (record["layers"], record["width"], record["weights"]) == (4, 32, "float32")
     assert record["loss"] == pytest.approx(math.log(53), abs=0.3)
+
+
+def run(*words):
+    """Exit status of the script, and its one line on standard error."""
+    error = io.StringIO()
+    with redirect_stderr(error):
+        status = script.main(words)
+    assert len(error.getvalue().splitlines()) == 1
+    return status, error.getvalue()
+
+
+def test_script_says_in_one_line_what_it_cannot_read(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+
+    def offline(name, **options):
+        raise OSError(f"no connection\nto load {name}")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", offline)
+    status, text = run("gpt2", "--out", str(tmp_path))
+    assert (status, list(tmp_path.iterdir())) == (2, [])
+    assert "model 'gpt2' is no folder, and the Hub gives none: no connection to load gpt2" in text
+    assert run(str(tmp_path), "--out", str(tmp_path / "records"))[0] == 2
+
+
+@pytest.mark.parametrize("words", [("--windows", "1"), ("--tokens", "0"), ("--tokens", "x")])
+def test_script_refuses_sizes_that_cannot_work(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        script.main(words)
+    assert caught.value.code == 2
+    assert f"{words[1]!r} is not an integer of at least 2" in capsys.readouterr().err
+
+
+def test_the_chapter_and_the_ledger_have_the_command_of_the_script():
+    command = " ".join(script.__doc__.split("    python")[1].split("\n\n")[0].split())
+    words = f"python {command}".replace(" \\ ", " ")
+    assert words.endswith("gpt2-xl --windows 2 --tokens 1024")
+    for place in ("nbs/taper/04_alignment.ipynb", "book/claims.yaml"):
+        assert words in (root() / place).read_text()
