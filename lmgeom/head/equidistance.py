@@ -54,10 +54,9 @@ def equidistance(W: Tensor, rank: int | None = None) -> Equidistance:
     if W.dim() != 2 or len(W) < 2 or not W.isfinite().all():
         raise ValueError(f"W must be a finite matrix of 2 or more rows, got {tuple(W.shape)}")
     V, D = W.shape
-    most = min(D, V - 1)
-    k = most if rank is None else rank
-    if not 1 <= k <= most:
-        raise ValueError(f"rank must be between 1 and {most}, got {k}")
+    k = min(D, V - 1) if rank is None else rank
+    if not 1 <= k <= min(D, V - 1):
+        raise ValueError(f"rank must be between 1 and {min(D, V - 1)}, got {k}")
     if torch.equal(W, W[:1].expand_as(W)):
         raise ValueError("all rows of W are equal: there is no distance to compare")
     X = W.detach().double()
