@@ -34,7 +34,7 @@ class Equidistance:
 
     @property
     def excess(self) -> float:
-        """Spread of the squared distances over the least possible: sqrt(total / floor)."""
+        """Spread of the squared distances over the floor, sqrt(total / floor); inf for floor 0."""
         return math.sqrt(max(self.total, 0.0) / self.floor) if self.floor else math.inf
 
 # %% ../../nbs/head/05_equidistance.ipynb #equidistance-function

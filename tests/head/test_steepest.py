@@ -142,6 +142,10 @@ def test_steepness_is_below_the_true_share(seed, V, D, spread):
         share = (G * S).sum().item() / (width * answer.lower)
         assert steepness(G, S) <= share * (1 + 1e-9)
         assert steepness(G, S) <= steepness(G, S, width) * (1 + 1e-9) <= share * (1 + 2e-9)
+    assert answer.upper >= torch.linalg.svdvals(G).sum() / 2**0.5 * (1 - 1e-9)
+    assert answer.lower <= ((V - 1) / 2) ** 0.5 * G.norm() * (1 + 1e-9)
+    assert tension_bounds(G)[0] <= answer.upper * (1 + 1e-9)
+    assert answer.lower <= tension_bounds(G)[1] * (1 + 1e-9)
     rank = min(D, V - 1)
     assert steepness(G, unit_rows(G)) >= ((rank + 1) / (2 * rank)) ** 0.5 - 1e-9
 
