@@ -85,10 +85,9 @@ class Probe:
         self.made: list[tuple[Any, Any]] = []
         self.h: Any = None
         self.z: Any = None
-        others = [child for name, child in block.named_children() if name != mlp]
         self.handles = [
             block.register_forward_pre_hook(self._enter, with_kwargs=True),
-            *(child.register_forward_hook(self._child, with_kwargs=True) for child in others),
+            *(x.register_forward_hook(self._child, with_kwargs=True) for x in block.children()),
             getattr(block, mlp).register_forward_pre_hook(self._read, with_kwargs=True),
             block.register_forward_hook(self._leave),
         ]
@@ -118,7 +117,9 @@ class Probe:
                 f"{type(block).__name__}: its MLP must read the stream after the mixer"
             )
         if any(out is made for made, _ in self.made):
-            raise ConfigError(f"{type(block).__name__}: must end with an addition, not with a norm")
+            raise ConfigError(
+                f"{type(block).__name__}: must end with an addition, not with a child"
+            )
         self.rows.append(measure(self.h, self.z, out))
         self.h = self.z = None
         self.made = []

@@ -43,6 +43,8 @@ class Layer(nn.Module):
         if self.kind == "skipped":
             return x
         z = x + 0.0
+        if self.kind == "addition in the MLP":
+            return self.mlp(z)
         out = z + self.mlp(z)
         return self.norm(out) if self.kind == "post-norm" else out
 
@@ -106,7 +108,7 @@ def test_our_decoder_taken_apart():
         x = z + push
 
 
-@pytest.mark.parametrize("kind", ["parallel", "post-norm", "skipped"])
+@pytest.mark.parametrize("kind", ["parallel", "post-norm", "skipped", "addition in the MLP"])
 def test_layers_that_do_not_fit_are_refused_and_left_clean(kind):
     model = Stack(Layer(torch.eye(8)), Layer(torch.eye(8), kind)).train()
     with pytest.raises(ConfigError, match="Layer") as caught:

@@ -95,6 +95,18 @@ def test_formula_gives_one_budget(name):
     assert taper.widths[0] == 3 * taper.widths[-1] == 1.5 * uniform.mlp_width
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_wider_layer_costs_what_the_formula_says(architecture):
+    """Three matrices of a layer: 2 FLOPs a weight and token forward, 6 in training."""
+    narrow = replace(presets[f"{architecture}-small"], vocab_size=64, layers=3, mlp_width=64)
+    tokens, more = 32, 3 * narrow.dim * 16
+    for layer in range(3):
+        sizes = [64 + 16 * (i == layer) for i in range(3)]
+        wide = replace(narrow, mlp_width=tuple(sizes))
+        grown = [b - a for a, b in zip(count(narrow, tokens), count(wide, tokens), strict=True)]
+        assert grown == [more, 6 * more * tokens, 2 * more * tokens, 2 * more]
+
+
 @settings(max_examples=8)
 @given(
     st.integers(2, 12),
