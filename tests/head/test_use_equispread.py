@@ -12,6 +12,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
 )
 
 from lmgeom.errors import TrainingError
@@ -149,6 +151,23 @@ def test_a_resumed_run_goes_on_to_the_last_bit(tied):
     resumed.load_state_dict(saved[1])
     assert train(model, optimizer, 3) == train(again, resumed, 3)
     for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_trainer_of_transformers_saves_and_resumes_it(tmp_path):
+    plan = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 6, "report_to": []}
+    plan |= {"use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    data, ends = [{"input_ids": row, "labels": row} for row in batch()], []
+    for resume in (None, str(tmp_path / "checkpoint-2")):
+        model = llama()
+        rule, optimizer = parts(model)
+        both = optimizer, LambdaLR(optimizer, lambda n: 0.5**n)
+        arguments = TrainingArguments(str(tmp_path), **plan)
+        Trainer(model, arguments, train_dataset=data, optimizers=both).train(resume)
+        rule.check()
+        assert rule.param_groups[0]["lr"] == 0.5**4
+        ends.append(list(model.parameters()))
+    for one, other in zip(*ends, strict=True):
         assert torch.equal(one, other)
 
 
