@@ -355,7 +355,8 @@ def _add_model(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     whole, positive = number(int, 1), number(float, 0.0)
     few = number(int, 1, 2**16)
-    word = "what a training step of one preset needs, in place of its parameters"
+    word = "what a training step of one preset needs, in place of its parameters; takes minutes"
+    word += " for a large model with a neural memory"
     parser.add_argument("--memory", action="store_true", help=word)
     word = "with --memory: sequences that pass the model together (default: 8)"
     parser.add_argument("--sequences", type=few, nargs="+", help=word)

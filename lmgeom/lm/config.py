@@ -398,6 +398,8 @@ def tapered(config: Config, **options: Any) -> Config:
     Raises:
         ConfigError: If the config has more than one width, or the widths cannot be multiples.
     """
+    kind = type(config).__name__
+    require("config", kind, isinstance(config, Config), "must be a Config, as in presets")
     right = "must be one width to taper around"
     require("mlp_width", config.mlp_width, is_count(config.mlp_width), right)
     sizes = widths(config.layers, cast(int, config.mlp_width), **options)

@@ -128,6 +128,8 @@ def test_only_a_uniform_model_can_be_tapered():
         tapered(taper)
     with pytest.raises(ConfigError, match="multiple=1000: must divide"):
         tapered(presets["transformer-small"], multiple=1000)
+    with pytest.raises(ConfigError, match="config='str': must be a Config, as in presets"):
+        tapered("transformer-small")
 
 
 def test_every_architecture_comes_uniform_and_tapered():
