@@ -34,6 +34,7 @@ LEAD = {
         "head-rownorm-guarantee",
         "head-convex-adamw",
         "head-equidistant-step",
+        "head-step-transfers",
         "head-rownorm-loss",
     ),
     "together": ("together-all", "together-lev-head"),
