@@ -146,7 +146,7 @@ def test_a_part_of_the_main_study_is_shown(tmp_path, monkeypatch):
 def test_all_studies_give_verdicts(tmp_path, monkeypatch):
     """Equispread ahead everywhere, row normalization behind AdamW with far smaller steps."""
     gaps = {"equispread": -0.1, "rownorm": 0.05}
-    invent_screenings(tmp_path, shift=0.7)
+    invent_screenings(tmp_path, shift=-0.7)
     for name in COMPARISONS:
         for run in load_study(name).runs:
             loss = 6.0 + gaps.get(run.arm, 0.0) + 1e-3 * (run.seed % 2) * (run.arm == "adamw")
