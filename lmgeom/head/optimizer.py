@@ -67,22 +67,24 @@ def centered(M: Tensor, total: Callable[[Tensor], Tensor] | None = None) -> Tens
         added, count = total(added), total(count)
     return torch.addcmul(M, moves.to(M.dtype), added / count.clamp(min=1), value=-1)
 
+# %% ../../nbs/head/06_equispread.ipynb #equispread-kinds
+_SETTINGS: dict[str, tuple[type, Callable[[Any], bool], str]] = {
+    "lr": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
+    "budget": (Real, lambda x: 0 < x < math.inf, "a positive number of nats"),
+    "rho": (Real, lambda x: 0 < x < math.inf, "a positive number, a function or None"),
+    "momentum": (Real, lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+    "whiten": (Real, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    "sweeps": (Integral, lambda x: x >= 1, "a positive integer"),
+    "weight_decay": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
+    "center": (bool, lambda x: True, "True or False"),
+    "cap": (bool, lambda x: True, "True or False"),
+    "vocab_size": (Integral, lambda x: x >= 1, "a positive integer or None"),
+}
+
 # %% ../../nbs/head/06_equispread.ipynb #equispread-settings
 def _check_settings(group: dict[str, Any]) -> None:
     """Refuse settings that cannot work, by name and value; a tensor's value is not read."""
-    rules: dict[str, tuple[type, Callable[[Any], bool], str]] = {
-        "lr": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
-        "budget": (Real, lambda x: 0 < x < math.inf, "a positive number of nats"),
-        "rho": (Real, lambda x: 0 < x < math.inf, "a positive number, a function or None"),
-        "momentum": (Real, lambda x: 0 <= x < 1, "a number from 0 to below 1"),
-        "whiten": (Real, lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-        "sweeps": (Integral, lambda x: x >= 1, "a positive integer"),
-        "weight_decay": (Real, lambda x: 0 <= x < math.inf, "a number of at least 0"),
-        "center": (bool, lambda x: True, "True or False"),
-        "cap": (bool, lambda x: True, "True or False"),
-        "vocab_size": (Integral, lambda x: x >= 1, "a positive integer or None"),
-    }
-    for name, (kind, holds, right) in rules.items():
+    for name, (kind, holds, right) in _SETTINGS.items():
         value = group[name]
         if isinstance(value, Tensor) and name in ("lr", "budget", "rho"):
             fits = value.numel() == 1 and value.is_floating_point()
