@@ -25,6 +25,7 @@ from lmgeom.book.execute import Execution, Workspace, execute, executed_notebook
 from lmgeom.book.pipeline import prepare_claims, prepare_data
 from lmgeom.book.settings import load_profile, notebook_path
 from lmgeom.book.staging import check_parameters, parameters_of
+from lmgeom.book.summary import benchmark
 from lmgeom.errors import BookError, ConfigError, RecordError
 from lmgeom.study import claims
 from lmgeom.study.band import check_run
@@ -178,10 +179,7 @@ def _hint(claim: Mapping[str, Any], root: Path) -> str:
         took = f", which took us {sum(r['seconds'] for r in ran) / 3600:.1f} hours of one process"
         return f"lmgeom study run {study} --results FOLDER" + (took if ran else "")
     if "benchmark" in claim:
-        record = PurePosixPath(claim["benchmark"]["record"])
-        one = record.parent.name == "benchmarks"  # else a script named as the folder it fills
-        out = record if one else record.parent
-        module = out.stem.replace("-", "_")
+        module, out = benchmark(claim)
         if (root / "tests" / "benchmarks" / f"{module}.py").is_file():
             return f"python -m tests.benchmarks.{module} --out FOLDER/{out}"
     return ""

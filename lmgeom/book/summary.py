@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from lmgeom import study
@@ -68,6 +69,13 @@ def _study_command(name: str) -> str:
     return f"lmgeom study run {name}" if name in studies() else "python -m lmgeom.study.convex"
 
 
+def benchmark(claim: Mapping[str, Any]) -> tuple[str, str]:
+    """Name the script that measures a claim, and what it fills: a record, or a folder of them."""
+    record = PurePosixPath(claim["benchmark"]["record"])
+    out = record if record.parent.name == "benchmarks" else record.parent
+    return out.stem.replace("-", "_"), str(out)
+
+
 def command(claim: Mapping[str, Any]) -> str:
     """Say what answers a claim again: a study, a test or a benchmark.
 
@@ -78,9 +86,7 @@ def command(claim: Mapping[str, Any]) -> str:
         return _study_command(claim["rule"]["study"])
     if "test" in claim:
         return "lmgeom study claims --check"
-    folder, name = claim["benchmark"]["record"].removesuffix(".json").split("/")
-    script = name if folder == "benchmarks" else folder
-    return f"python -m tests.benchmarks.{script.replace('-', '_')}"
+    return f"python -m tests.benchmarks.{benchmark(claim)[0]}"
 
 
 def found(part: str) -> str:

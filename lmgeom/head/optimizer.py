@@ -215,16 +215,20 @@ def _check_stored(optimizer: torch.optim.Optimizer, groups: Iterable[Any], state
             raise ValueError(f"not a state of Equispread: a group has no {missing[0]!r}")
         _check_settings(stored)
         for p, i in zip(own["params"], stored["params"], strict=False):
-            entry = state.get(i) or {}
-            shapes = {"momentum": p.shape, "skipped": torch.Size(()), "weight": p.shape}
-            for key in entry and (shapes if "weight" in entry else ("momentum", "skipped")):
-                x, right = entry.get(key), tuple(shapes[key])
-                if not isinstance(x, Tensor) or x.shape != right or x.dtype.itemsize < 4:
-                    found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
-                    raise ValueError(
-                        f"{key} of matrix {i} must be a tensor {right} of 32 bits or more, "
-                        f"got {found}"
-                    )
+            if entry := state.get(i):  # a matrix without a step so far has none
+                _check_entry(entry, p, i)
+
+
+def _check_entry(entry: Mapping[str, Any], p: Tensor, number: int) -> None:
+    """Refuse what cannot be the state of a matrix."""
+    shapes = {"momentum": tuple(p.shape), "skipped": ()}
+    shapes |= {"weight": tuple(p.shape)} if "weight" in entry else {}
+    for key, right in shapes.items():
+        x = entry.get(key)
+        if not isinstance(x, Tensor) or x.shape != right or x.dtype.itemsize < 4:
+            found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+            wanted = f"must be a tensor {right} of 32 bits or more"
+            raise ValueError(f"{key} of matrix {number} {wanted}, got {found}")
 
 
 def _restore_precision(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from lmgeom.mixers.attention import (
     Attention,
     HeadNorm,
     KeyValues,
+    check_count,
     check_heads,
     check_stream,
     visible,
@@ -53,9 +54,8 @@ def layer_sizes(size: int, depth: int) -> list[int]:
 def check_memory(dim: int, heads: int, depth: int, chunk: int, momentum: float) -> None:
     """Raise a ConfigError that names the first setting of a memory that cannot work."""
     check_heads(dim, heads)
-    for name, value in (("depth", depth), ("chunk", chunk)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"{name}={value!r}: must be a positive integer")
+    check_count("depth", depth)
+    check_count("chunk", chunk)
     if type(momentum) not in (int, float) or not 0 <= momentum < 1:
         raise ConfigError(f"momentum={momentum!r}: must be a number from 0 to below 1")
 
