@@ -834,6 +834,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'lmgeom.mixers.memory._piece': ('mixers/memory.html#_piece', 'lmgeom/mixers/memory.py'),
                                       'lmgeom.mixers.memory.advance': ('mixers/memory.html#advance', 'lmgeom/mixers/memory.py'),
                                       'lmgeom.mixers.memory.before': ('mixers/memory.html#before', 'lmgeom/mixers/memory.py'),
+                                      'lmgeom.mixers.memory.chunk_sizes': ('mixers/memory.html#chunk_sizes', 'lmgeom/mixers/memory.py'),
                                       'lmgeom.mixers.memory.deep_memory': ('mixers/memory.html#deep_memory', 'lmgeom/mixers/memory.py'),
                                       'lmgeom.mixers.memory.deep_memory_flops': ( 'mixers/memory.html#deep_memory_flops',
                                                                                   'lmgeom/mixers/memory.py'),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .attention import Attention, HeadNorm, check_count, check_stream
-from .memory import Gates, before, solve_errors, unroll
+from .memory import Gates, before, chunk_sizes, solve_errors, unroll
 from .titans import WIDTH, check_memory, convolve, full_precision
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-memory
@@ -68,13 +68,11 @@ def self_modifying_memory(
         Answers, shape (B, H, T, d), and the state after the last token.
         Source: Behrouz et al. 2025, equations 83 to 93, for matrices; the shared form is ours.
     """
-    first = min(chunk - state.offset, u.shape[2])
-    sizes = [first, *[chunk] * ((u.shape[2] - first) // chunk), (u.shape[2] - first) % chunk]
+    sizes = chunk_sizes(u.shape[2], state.offset, chunk)
     answers = []
     for piece in zip(u.split(sizes, dim=2), q.split(sizes, dim=2), strict=True):
-        if piece[0].shape[2]:
-            y, state = _piece(*piece, start, state, chunk)
-            answers.append(y)
+        y, state = _piece(*piece, start, state, chunk)
+        answers.append(y)
     return torch.cat(answers, dim=2), state
 
 
@@ -91,7 +89,7 @@ def _piece(
     a, _, b = solve_errors(k, v - k, un)
     now = start.maps[2] @ state.turn + state.shift
     error = a @ now.mT - b @ content.mT
-    keep, _, _, write, _ = before(un)
+    keep, _, write = before(un)
     y = q + (keep[..., None] * q) @ now.mT - (write * (q @ k.mT)) @ error
     last = un.write[..., -1, :, None]
     x = un.keep[..., -1, None, None] * one - (last * a).mT @ k
@@ -104,15 +102,15 @@ def _piece(
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-ceiling
 def shared_step_ceiling(chunk: int) -> float:
-    """Largest step of self-modifying memories, at which one repeated key cannot make them diverge.
+    """Step of self-modifying memories at which one repeated key cannot make them diverge.
 
     Args:
         chunk: Tokens C that share the weights they read.
 
     Returns:
-        1 - 2^(-1 / C).
+        min(1 / 3, 1 - 2^(-1 / C)), whatever the retention.
     """
-    return 1 - 2 ** (-1 / chunk)
+    return min(1 / 3, 1 - 2 ** (-1 / chunk))
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-mixer
 class HopeState(NamedTuple):

@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['segment_products', 'Gates', 'Unrolled', 'unroll', 'read', 'advance', 'before', 'solve_errors', 'LinearState',
-           'linear_memory', 'step_ceiling', 'token_gradients', 'steepness', 'DeepState', 'deep_memory',
+           'linear_memory', 'step_ceiling', 'token_gradients', 'steepness', 'chunk_sizes', 'DeepState', 'deep_memory',
            'linear_memory_flops', 'deep_memory_flops']
 
 # %% ../../nbs/mixers/03_memory.ipynb #mem-export-imports
@@ -100,15 +100,10 @@ def advance(
     return keep * weight + carry * push - wrote, coast * push - pushed
 
 # %% ../../nbs/mixers/03_memory.ipynb #mem-before
-def before(un: Unrolled) -> Unrolled:
-    """Shift the coefficients by one token: those of the weights just before each token."""
-    return Unrolled(
-        F.pad(un.keep, (1, -1), value=1.0),
-        F.pad(un.carry, (1, -1)),
-        F.pad(un.coast, (1, -1), value=1.0),
-        F.pad(un.write, (0, 0, 1, -1)),
-        F.pad(un.push, (0, 0, 1, -1)),
-    )
+def before(un: Unrolled) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients `keep`, `carry` and `write` of the weights just before each token."""
+    keep, carry = F.pad(un.keep, (1, -1), value=1.0), F.pad(un.carry, (1, -1))
+    return keep, carry, F.pad(un.write, (0, 0, 1, -1))
 
 # %% ../../nbs/mixers/03_memory.ipynb #mem-solve
 def solve_errors(k: Tensor, v: Tensor, un: Unrolled) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,11 +117,11 @@ def solve_errors(k: Tensor, v: Tensor, un: Unrolled) -> tuple[Tensor, Tensor, Te
     Returns:
         Tensors a, b, c of shape (..., C, d): the errors are a M_0^T + b S_0^T - c.
     """
-    un = before(un)
-    system = 2 * un.write * (k @ k.mT)
+    keep, carry, write = before(un)
+    system = 2 * write * (k @ k.mT)
     one = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
-    sides = torch.cat((un.keep[..., None] * k, un.carry[..., None] * k, v), dim=-1)
+    sides = torch.cat((keep[..., None] * k, carry[..., None] * k, v), dim=-1)
     a, b, c = (2 * inverse @ sides).chunk(3, dim=-1)
     return a, b, c
 
@@ -183,7 +178,9 @@ def _chunks(
 
 # %% ../../nbs/mixers/03_memory.ipynb #mem-ceiling
 def step_ceiling(momentum: float) -> float:
-    """Largest step size at which no sequence of keys makes a memory of constant momentum diverge.
+    """Step size up to which no sequence of keys makes a memory of constant momentum diverge.
+
+    The bound is sufficient; longer steps may be safe.
 
     Args:
         momentum: Constant momentum eta, in [0, 1).
@@ -233,6 +230,22 @@ def steepness(factors: list[tuple[Tensor, Tensor]]) -> Tensor:
     loss = squares[-1][0]
     return sum(e * h for e, h in squares) / loss.clamp_min(torch.finfo(loss.dtype).tiny)
 
+# %% ../../nbs/mixers/03_memory.ipynb #mem-sizes
+def chunk_sizes(tokens: int, offset: int, chunk: int) -> list[int]:
+    """Sizes of the pieces of a text that end where its chunks do.
+
+    Args:
+        tokens: Tokens of the text given.
+        offset: Tokens of the open chunk before it.
+        chunk: Tokens of a whole chunk.
+
+    Returns:
+        Positive sizes that sum to `tokens`: the rest of the open chunk, whole ones, a last part.
+    """
+    first = min(chunk - offset, tokens)
+    whole, last = divmod(tokens - first, chunk)
+    return [size for size in (first, *[chunk] * whole, last) if size]
+
 # %% ../../nbs/mixers/03_memory.ipynb #mem-deep-memory
 class DeepState(NamedTuple):
     """State of a memory with layers; each tuple has one tensor (B, H, out, in) a layer.
@@ -274,14 +287,12 @@ def deep_memory(
         Answers, shape (B, H, T, d), and the state after the last token.
         Source: Behrouz et al. 2024, equations 16 to 18; the bound is ours.
     """
-    first = min(chunk - state.offset, k.shape[2])
-    sizes = [first, *[chunk] * ((k.shape[2] - first) // chunk), (k.shape[2] - first) % chunk]
+    sizes = chunk_sizes(k.shape[2], state.offset, chunk)
     pieces = zip(*(z.split(sizes, dim=2) for z in (q, k, v, *gates)), strict=True)
     answers = []
     for q_, k_, v_, *g_ in pieces:
-        if k_.shape[2]:
-            y, state = _piece(q_, k_, v_, Gates(*g_), state, chunk, bounded)
-            answers.append(y)
+        y, state = _piece(q_, k_, v_, Gates(*g_), state, chunk, bounded)
+        answers.append(y)
     return torch.cat(answers, dim=2), state
 
 

@@ -28,6 +28,7 @@ from lmgeom.mixers.memory import (
     DeepState,
     Gates,
     LinearState,
+    chunk_sizes,
     deep_memory,
     deep_memory_flops,
     linear_memory,
@@ -441,12 +442,11 @@ class TitansMAC(TitansMAG):
     def step(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:  # type: ignore[override]
         """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
         check_stream(x, self.qkv.in_features, len(state.memory.recent))
-        first = min(self.memory.chunk - state.attention.tokens, x.shape[1])
+        sizes = chunk_sizes(x.shape[1], state.attention.tokens, self.memory.chunk)
         outputs = []
-        for piece in (x[:, :first], *x[:, first:].split(self.memory.chunk, dim=1)):
-            if piece.shape[1]:
-                y, state = self.segment(piece, state)
-                outputs.append(y)
+        for piece in x.split(sizes, dim=1):
+            y, state = self.segment(piece, state)
+            outputs.append(y)
         return torch.cat(outputs, dim=1), state
 
     def segment(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:

@@ -80,7 +80,8 @@ def test_two_matrices_are_five_memories(chunk):
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 @pytest.mark.parametrize("text", ["random", "one key", "minus the key"])
-def test_long_texts_stay_bounded(chunk, text):
+@pytest.mark.parametrize("retention", [5.0, -3.0])  # logits: 0.993 and 0.047
+def test_long_texts_stay_bounded(chunk, text, retention):
     torch.manual_seed(0)
     u = torch.randn(1, 1, 1024 if chunk == 1 else 16_384, SIZE)
     if text != "random":
@@ -88,7 +89,7 @@ def test_long_texts_stay_bounded(chunk, text):
     maps = torch.randn(3, 1, SIZE, SIZE) / SIZE**0.5
     if text == "minus the key":
         maps[0], maps[1] = 0, -2 * torch.eye(SIZE)
-    start = Start(maps, torch.zeros(1, 2, SIZE), torch.tensor([[50.0, 5.0]]), 1.0)
+    start = Start(maps, torch.zeros(1, 2, SIZE), torch.tensor([[50.0, retention]]), 1.0)
     start = start._replace(ceiling=shared_step_ceiling(chunk))
     q = F.normalize(u, dim=-1)
     y, _ = self_modifying_memory(u, q, start, fresh(torch.float32), chunk)

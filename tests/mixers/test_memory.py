@@ -17,7 +17,7 @@ from lmgeom.mixers import (
     linear_memory,
     step_ceiling,
 )
-from lmgeom.mixers.memory import segment_products, token_gradients
+from lmgeom.mixers.memory import chunk_sizes, segment_products, token_gradients
 
 
 def network(weights, u):
@@ -214,3 +214,14 @@ def test_impossible_settings_are_refused_by_name(name, options, message):
     options = {"heads": 2} | options
     with pytest.raises(ConfigError, match=message):
         MIXERS[name](8, **options)
+
+
+@given(st.integers(1, 500), st.integers(0, 63), st.integers(1, 64))
+def test_pieces_end_where_chunks_do(tokens, offset, chunk):
+    offset %= chunk
+    sizes = chunk_sizes(tokens, offset, chunk)
+    assert min(sizes) > 0
+    assert max(sizes) <= chunk
+    assert sum(sizes) == tokens
+    ends = (offset + torch.tensor(sizes).cumsum(0)) % chunk
+    assert (ends[:-1] == 0).all()

@@ -141,7 +141,7 @@ def slow_hope(layer, x, chunk):
     w, eye = layer.state_dict(), torch.eye(SIZE, dtype=torch.float64)
     recent = torch.zeros(4, 2 * DIM, dtype=torch.float64)
     maps = [[w["maps"][i, h] for i in range(3)] + list(w["rows"][h]) for h in range(HEADS)]
-    ceiling, outputs = 1 - 2 ** (-1 / chunk), []
+    ceiling, outputs = min(1 / 3, 1 - 2 ** (-1 / chunk)), []
     for t, token in enumerate(x):
         recent = torch.cat([recent[1:], (w["uq.weight"] @ token)[None]])
         u, q = F.silu((recent * w["taps"].T).sum(0)).view(2, HEADS, SIZE)
