@@ -29,7 +29,13 @@ LEAD = {
         "lev-gain-grows",
         "lev-vocabulary",
     ),
-    "depth": ("taper-exact-budget", "taper-cosine-gain", "taper-mirror", "taper-alignment"),
+    "depth": (
+        "taper-exact-budget",
+        "taper-cosine-gain",
+        "taper-mirror",
+        "taper-architectures",
+        "taper-alignment",
+    ),
     "output": (
         "head-diameter",
         "head-rownorm-guarantee",
