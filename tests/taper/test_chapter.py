@@ -54,7 +54,7 @@ def test_without_a_record_nothing_is_claimed(tmp_path, monkeypatch):
     assert space["half"] == space["trends"] == space["gaps"] == space["times"] == {}
     for pair in space["PAIRS"]:
         assert space["outcome"]([], *pair).endswith("not yet run on two seeds.")
-    assert set(space["grown"].values()) == {"not yet run on two seeds"}
+    assert space["slopes"] == {}
     assert "not on record" in space["reading"](*space["pairs"])
 
 
@@ -78,8 +78,20 @@ def test_words_and_verdicts_follow_the_cosine_runs(tmp_path, monkeypatch, case):
     assert judge(claims["taper-cosine-gain"], folder=tmp_path).verdict == gain
     if direction:
         assert judge(claims["taper-mirror"], folder=tmp_path).verdict == direction
-    assert all("grows with depth: r = +0.80" in words for words in space["grown"].values())
+    assert set(space["slopes"]) == {"uniform", "cosine", "mirrored"}
+    words = [space["growth"](slope) for slope in space["slopes"].values()]
+    assert all("grows with depth: r = +0.80" in said for said in words)
     assert set(space["trends"]) == {"cosine", "mirrored"}
+
+
+def test_a_direction_without_growth_of_alignment_is_not_explained_by_it(tmp_path, monkeypatch):
+    effects = {"cosine": -0.1, "mirrored": 0.1}
+    invent_study("taper-cosine", effects, tmp_path, profile=RISING[::-1], r=-0.8)
+    invent_study("taper-architectures", {}, tmp_path, r=0.6)
+    verdict = show(tmp_path, monkeypatch)["verdict"]
+    assert "mirrored minus uniform is +0.1" in verdict
+    assert "alignment falls with depth, so its growth cannot be" in verdict
+    assert "It does grow in `transformer-uniform`, `gated-attention-uniform`" in verdict
 
 
 def test_groups_and_mixers_are_read_from_their_records(tmp_path, monkeypatch):
