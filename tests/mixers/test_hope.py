@@ -80,7 +80,7 @@ def test_two_matrices_are_five_memories(chunk):
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 @pytest.mark.parametrize("text", ["random", "one key", "minus the key"])
-@pytest.mark.parametrize("retention", [5.0, -3.0])  # logits: 0.993 and 0.047
+@pytest.mark.parametrize("retention", [5.0, -3.0])  # logits of 0.993 and 0.047
 def test_long_texts_stay_bounded(chunk, text, retention):
     torch.manual_seed(0)
     u = torch.randn(1, 1, 1024 if chunk == 1 else 16_384, SIZE)

@@ -30,8 +30,9 @@ def count(config, tokens):
     return entries, *(counter.get_total_flops() for counter in (training, prompt, token))
 
 
-def check_one_budget(name):
-    """Build and run the uniform, the tapered and the mirrored model of a preset."""
+@pytest.mark.parametrize("name", [f"{name}-{size}" for size in SIZES for name in ARCHITECTURES])
+def test_same_parameters_and_flops(name):
+    """The uniform, the tapered and the mirrored model of a preset, built and run."""
     uniform, taper = presets[name], presets[f"{name}-tapered"]
     assert len(set(taper.widths)) > uniform.layers // 2
     mirror = replace(taper, mlp_width=taper.mlp_width[::-1])
@@ -40,16 +41,6 @@ def check_one_budget(name):
     budget = parameters(replace(uniform, context=64))
     assert expected[0] == budget.total
     assert expected[2] == 64 * budget.flops
-
-
-def test_same_parameters_and_flops():
-    for size in SIZES:
-        check_one_budget(f"transformer-{size}")
-
-
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES][1:])
-def test_the_other_architectures_keep_their_budget_too(architecture):
-    check_one_budget(f"{architecture}-small")
 
 
 def shapes_in(state):
