@@ -8,6 +8,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'lmgeom/data/tokenizers.py'),
                                         'lmgeom.data.tokenizers.Tokenizer._encoding': ( 'data/tokenizers.html#tokenizer._encoding',
                                                                                         'lmgeom/data/tokenizers.py'),
+                                        'lmgeom.data.tokenizers.Tokenizer._guarded': ( 'data/tokenizers.html#tokenizer._guarded',
+                                                                                       'lmgeom/data/tokenizers.py'),
                                         'lmgeom.data.tokenizers.Tokenizer.bytes_per_token': ( 'data/tokenizers.html#tokenizer.bytes_per_token',
                                                                                               'lmgeom/data/tokenizers.py'),
                                         'lmgeom.data.tokenizers.Tokenizer.decode': ( 'data/tokenizers.html#tokenizer.decode',

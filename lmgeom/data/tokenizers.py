@@ -8,7 +8,7 @@ __all__ = ['GPT2_PATTERN', 'CL100K_PATTERN', 'O200K_PATTERN', 'LLAMA3_PATTERN', 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,24 @@ class Tokenizer:
             wrong = f"{self.name}: pattern {self.pattern!r:.60}"
             raise DataError(f"{wrong}: must be a regular expression ({error})") from error
 
+    def _guarded(self, encode: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        try:
+            return encode(*inputs, **options)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # tiktoken's own, and no Exception
+                raise
+            wrong = f"{self.name}: pattern {self.pattern!r:.60}"
+            raise DataError(f"{wrong}: must not match an empty string") from None
+
     def encode(self, text: str) -> list[int]:
         """Encode one text, without an end-of-text token."""
-        ids: list[int] = self._encoding.encode_ordinary(text)
+        ids: list[int] = self._guarded(self._encoding.encode_ordinary, text)
         return ids
 
     def encode_batch(self, texts: Sequence[str], threads: int = 2) -> list[list[int]]:
         """Encode several texts; the result does not depend on the number of threads."""
         encode = self._encoding.encode_ordinary_batch
-        ids: list[list[int]] = encode(list(texts), num_threads=threads)
+        ids: list[list[int]] = self._guarded(encode, list(texts), num_threads=threads)
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -141,6 +141,15 @@ def test_a_damaged_pattern_is_named():
         Tokenizer.from_json(json.dumps(stored)).encode("a")
 
 
+@pytest.mark.parametrize("pattern", ["a*", "(?=b)"])
+def test_a_pattern_that_matches_nothing_at_all_is_refused(pattern):
+    stored = json.loads(byte_tokenizer().to_json()) | {"pattern": pattern}
+    tokenizer = Tokenizer.from_json(json.dumps(stored))
+    for encode, text in ((tokenizer.encode, "bb"), (tokenizer.encode_batch, ["bb"])):
+        with pytest.raises(DataError, match="bytes: pattern .*: must not match an empty string"):
+            encode(text)
+
+
 def test_unknown_names_and_ids(bpe):
     with pytest.raises(DataError, match="gpt2, cl100k"):
         packaged("gpt5")
