@@ -962,6 +962,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'lmgeom.study.claims._rare': ('study/claims.html#_rare', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._ratio': ('study/claims.html#_ratio', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._row': ('study/claims.html#_row', 'lmgeom/study/claims.py'),
+                                     'lmgeom.study.claims._screened': ('study/claims.html#_screened', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._short_row': ('study/claims.html#_short_row', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._stratum_name': ('study/claims.html#_stratum_name', 'lmgeom/study/claims.py'),
                                      'lmgeom.study.claims._table': ('study/claims.html#_table', 'lmgeom/study/claims.py'),

@@ -14,6 +14,7 @@ BASE = {"part": "input", "claim": "c", "place": "p", "kind": "k", "reported": "r
 RULE = {"study": "s", "metric": "val", "better": "x", "than": "y"}
 FLAT = RULE | {"kind": "flat", "above": 1e-4, "within": 0.02}
 PAIRS = {"study": "s", "metric": "val", "kind": "each", "pairs": [["x", "y"], ["u", "v"]]}
+SCREENING = {"study": "once", "arms": ["p", "x", "q"]}
 ADDITIVE = {"study": "s", "metric": "val", "kind": "additive", "within": 0.05}
 ADDITIVE |= {"factors": ["a", "b"], "effect": ["a", "b"]}
 BENCH = {"record": "b.json", "value": "ratio"}
@@ -58,6 +59,11 @@ def test_the_book_s_ledger_is_valid():
         ([{"id": "a", "rule": PAIRS | {"pairs": [["x", "y"], ["x"]]}}], "must be 2 or more pairs"),
         ([{"id": "a", "rule": PAIRS | {"pairs": "xy"}}], "pairs='xy' must be a list"),
         ([{"id": "a", "rule": RULE | {"kind": "each", "pairs": []}}], "unknown 'better'"),
+        ([{"id": "a", "rule": PAIRS | {"screening": {"study": "s"}}}], "lacks arms"),
+        (
+            [{"id": "a", "rule": PAIRS | {"screening": SCREENING | {"arms": ["p", "q"]}}}],
+            r"arms=\['p', 'q'\] must name x, too",
+        ),
         ([{"id": "a", "benchmark": BENCH}], "needs at_least or at_most"),
         ([{"id": "a", "benchmark": BENCH | {"at_most": "1"}}], "at_most='1' must be a number"),
         ([{"id": "a", "benchmark": {"record": "r", "at_most": 1}}], "lacks value"),
@@ -132,6 +138,27 @@ def keep(folder, arm, seed, val, **fields):
 
 def judged(rule, folder):
     return judge({"rule": rule}, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict", "evidence"),
+    [
+        (2.0, "holds", "in the screening `x` is the lowest, 2 paired seeds of 1,000 tokens"),
+        (4.0, "no effect found", "in the screening `p` is the lowest"),
+        (None, "not attempted", "the screening lacks x"),
+    ],
+)
+def test_a_screening_has_to_agree(tmp_path, loss, verdict, evidence):
+    for seed in (1, 2):
+        for arm, val in (("x", 1.0), ("y", 2.0), ("u", 1.0), ("v", 2.0)):
+            keep(tmp_path, arm, seed, val + 0.001 * seed * val)
+    for arm, val in (("p", 3.0), ("q", 3.5), ("other", 1.0), ("x", loss)):
+        if val:
+            keep(tmp_path, arm, 0, val, study="once")
+    keep(tmp_path, "x", 1, 1.0, study="once")
+    found = judged(PAIRS | {"screening": SCREENING}, tmp_path)
+    assert found.verdict == verdict
+    assert evidence in found.evidence
 
 
 EVERY_KIND = [RULE, PAIRS, PAIRS | {"kind": "common"}, FLAT]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lmgeom.lm import parameters, presets
-from lmgeom.study import load_records
+from lmgeom.study import load_claims, load_records
 from lmgeom.study.run import load_study
 from lmgeom.taper import SCHEDULES, group_widths, widths, widths_by_alignment
 
@@ -35,6 +35,7 @@ STUDIES = {
     "taper-cosine": {"uniform", "cosine", "mirrored", "linear", "sigmoid"},
     "taper-sweep": {"uniform"}
     | {f"{name}-{start:g}" for name in SCHEDULES for start in (1.25, 1.375, 1.5, 1.625, 1.75)},
+    "taper-ratio": {f"cosine-{start:g}" for start in (1.25, 1.375, 1.5, 1.625)} | {"linear-1.5"},
     "taper-architectures": {f"{mixer}-{arm}" for mixer in MIXERS for arm in TAPERS}
     - {"transformer-mirrored"},
     "taper-measured": {"cosine", "measured"},
@@ -88,3 +89,19 @@ def test_no_seed_both_chooses_widths_and_judges_them():
         for name in ("cosine", "measured")
     }
     assert rates["cosine"] == rates["measured"]
+
+
+def test_the_screening_chooses_what_other_seeds_judge():
+    screened, judged = (load_study(f"taper-{name}").runs for name in ("sweep", "ratio"))
+    assert not {run.seed for run in screened} & {run.seed for run in judged}
+    once = {r["arm"]: r["losses"]["val"] for r in load_records("taper-sweep")}
+    by_schedule = {
+        name: sorted((arm for arm in once if arm.startswith(name)), key=once.__getitem__)
+        for name in ("cosine", "linear")
+    }
+    assert len(by_schedule["cosine"]) == len(by_schedule["linear"]) == 5
+    rule = load_claims()["taper-schedule-first"]["rule"]
+    assert rule["better"] == by_schedule["cosine"][-1]
+    assert rule["than"] == by_schedule["linear"][0]
+    same = {run.arm: run.train.to_dict() | {"seed": 0} for run in screened}
+    assert all(run.train.to_dict() | {"seed": 0} == same[run.arm] for run in judged)
