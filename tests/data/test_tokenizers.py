@@ -146,7 +146,7 @@ def test_a_pattern_that_matches_nothing_at_all_is_refused(pattern):
     stored = json.loads(byte_tokenizer().to_json()) | {"pattern": pattern}
     tokenizer = Tokenizer.from_json(json.dumps(stored))
     for encode, text in ((tokenizer.encode, "bb"), (tokenizer.encode_batch, ["bb"])):
-        with pytest.raises(DataError, match="bytes: pattern .*: must not match an empty string"):
+        with pytest.raises(DataError, match=r"bytes: pattern .*: must not match an empty string"):
             encode(text)
 
 

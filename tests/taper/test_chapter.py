@@ -50,7 +50,7 @@ def invent_study(name, effects, folder, **more):
 def test_without_a_record_nothing_is_claimed(tmp_path, monkeypatch):
     space = show(tmp_path, monkeypatch)
     assert space["text"].startswith("The measurement is not on record yet")
-    assert len(space["wanted"]) == 6
+    assert len(space["wanted"]) == 7
     assert space["half"] == space["trends"] == space["gaps"] == space["times"] == {}
     for pair in space["PAIRS"]:
         assert space["outcome"]([], *pair).endswith("not yet run on two seeds.")
