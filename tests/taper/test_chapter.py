@@ -84,6 +84,17 @@ def test_words_and_verdicts_follow_the_cosine_runs(tmp_path, monkeypatch, case):
     assert set(space["trends"]) == {"cosine", "mirrored"}
 
 
+def test_the_paper_s_differences_outside_of_ours_are_named(tmp_path, monkeypatch):
+    invent_study("taper-cosine", {"cosine": -0.12, "linear": -0.12, "sigmoid": None}, tmp_path)
+    said = [line for line in show(tmp_path, monkeypatch)["neighbors"] if "paper" in line]
+    assert [line.split("`")[1::2] for line in said] == [
+        ["linear", "uniform"],
+        ["cosine", "linear"],
+        ["linear", "sigmoid"],
+    ]
+    assert "-0.10 nats for `cosine` against `linear`" in said[1]
+
+
 def test_a_direction_without_growth_of_alignment_is_not_explained_by_it(tmp_path, monkeypatch):
     effects = {"cosine": -0.1, "mirrored": 0.1}
     invent_study("taper-cosine", effects, tmp_path, profile=RISING[::-1], r=-0.8)
