@@ -6,6 +6,7 @@ __all__ = ['LEV_PRODUCTS', 'INPUTS', 'HEADS', 'ARMS', 'ARCHITECTURES', 'LINEAR_T
            'check_options', 'Config', 'Presets', 'arm', 'arms', 'tapered', 'depth_arms', 'Budget', 'parameters']
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-imports
+import copy
 import dataclasses
 import difflib
 import inspect
@@ -177,8 +178,8 @@ class Undrawn(TorchFunctionMode):
 # %% ../../nbs/lm/01_config.ipynb #cfg-options
 def check_options(
     name: str, options: Any, choice: str, build: Callable[..., Any], *size: int, **shared: Any
-) -> dict[str, Any]:
-    """Return a copy of options: JSON values that `build(*size, **shared, **options)` accepts."""
+) -> tuple[dict[str, Any], nn.Module]:
+    """Return a copy of options, and what `build(*size, **shared, **options)` makes of it."""
     require(name, options, isinstance(options, dict), "must be a dict")
     kinds = inspect.signature(build).parameters.values()
     known = sorted(p.name for p in kinds if p.kind is p.KEYWORD_ONLY and p.name not in shared)
@@ -193,13 +194,13 @@ def check_options(
     require(name, options, own == options, right)
     try:
         with torch.device("meta"), Undrawn():
-            build(*size, **shared, **own)
+            built = build(*size, **shared, **own)
     except LmgeomError:
         raise
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
         first = str(error).partition("\n")[0]
         raise ConfigError(f"{name}={options!r}: {first}") from None
-    return own
+    return own, built
 
 # %% ../../nbs/lm/01_config.ipynb #cfg-config
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Config:
         vocab_size: Number of token ids V.
         dim: Width D of the residual stream.
         layers: Number of blocks L.
-        heads: Attention heads of a block; D / heads must be an even integer.
+        heads: Attention heads of a block; D / heads must be an integer, and even for attention.
         context: Longest sequence T, in tokens.
         mlp_width: Inner width of the MLPs: one integer, or one for each layer.
         mixer: How tokens see each other, a key of `lmgeom.mixers.MIXERS`.
@@ -245,6 +246,7 @@ class Config:
         for name in ("vocab_size", "dim", "layers", "heads", "context"):
             value = getattr(self, name)
             require(name, value, is_count(value), "must be a positive integer")
+            require(name, value, value <= 2**30, "must be at most 2**30")
         for name in ("rope_base", "norm_eps", "init_std"):
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         object.__setattr__(self, "mlp_width", check_widths(self.mlp_width, self.layers))
@@ -253,13 +255,15 @@ class Config:
             good = isinstance(value, str) and value in known
             require(name, value, good, f"known: {', '.join(known)}")
         build, size = INPUTS[self.input].build, (self.vocab_size, self.dim)
-        options = check_options("input_options", self.input_options, self.input, build, *size)
+        options, _ = check_options("input_options", self.input_options, self.input, build, *size)
         object.__setattr__(self, "input_options", options)
         shared = {"context": self.context, "rope_base": self.rope_base}
         mixer, width = MIXERS[self.mixer], (self.dim, self.heads)
         own = self.mixer_options
-        options = check_options("mixer_options", own, self.mixer, mixer, *width, **shared)
+        options, built = check_options("mixer_options", own, self.mixer, mixer, *width, **shared)
         object.__setattr__(self, "mixer_options", options)
+        right = f"levels must be at most the narrowest MLP, {min(self.widths)}"
+        require("mixer_options", own, built.levels <= min(self.widths), right)
         no_table = self.head == "tied" and self.input != "table"
         require("head", self.head, not no_table, f"input {self.input!r} has no table; use 'untied'")
 
@@ -279,6 +283,7 @@ class Config:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Config":
         """Build a config from the values of `to_dict`; unknown or missing keys are named."""
+        require("config", settings, isinstance(settings, Mapping), "must be a mapping")
         known = {f.name: f.default is f.default_factory for f in dataclasses.fields(cls)}
         unknown = sorted(set(settings) - set(known), key=str)
         require("config", unknown, not unknown, f"unknown; known keys: {', '.join(known)}")
@@ -320,7 +325,7 @@ class Presets(Mapping[str, Config]):
 
     def __getitem__(self, name: str) -> Config:
         if name in self:
-            return self._makers[name]()
+            return copy.deepcopy(self._makers[name]())  # its options are a dict
         close = difflib.get_close_matches(str(name), self, n=4)
         hint = f", close to {', '.join(close)}" if close else ""
         raise ConfigError(f"preset={name!r}: unknown{hint}; `lmgeom params` lists all")

@@ -262,25 +262,26 @@ class TrainConfig:
 
         counts = "steps batch_size context accumulation keep log_every"
         optional = "seed warmup eval_every checkpoint_every"
+        sizes = "must be a number from 1e-12 to 1000"
         return [
             (counts, is_count, "must be a whole number, at least 1"),
-            (optional, lambda n: n == 0 or is_count(n), "must be a whole number, at least 0"),
+            (optional, lambda n: type(n) is int and n >= 0, "must be a whole number, at least 0"),
             ("seed", lambda n: n < 2**63, "must be below 2**63"),
-            ("lr", number(1e-12, 1e3), "must be a positive number"),
-            ("clip", number(1e-12, math.inf), "must be a positive number"),
+            ("lr", number(1e-12, 1e3), sizes),
+            ("clip", number(1e-12, math.inf), "must be a number from 1e-12"),
             ("min_lr weight_decay", number(0, 1), "must be a number from 0 to 1"),
             ("betas", betas, "must be two numbers from 0 to below 1"),
             ("accumulation", lambda n: self.batch_size % n == 0, f"must divide {self.batch_size}"),
             ("warmup", lambda n: n <= self.steps, f"must be at most steps, {self.steps}"),
-            ("compile", lambda c: c in (None, True, False), "must be True, False or None"),
-            ("dtype", lambda d: d in (None, *PRECISIONS), f"known: {', '.join(PRECISIONS)}"),
+            ("compile", lambda c: c is None or type(c) is bool, "must be True, False or None"),
+            ("dtype", lambda d: d in [None, *PRECISIONS], f"known: {', '.join(PRECISIONS)}"),
             ("loss_chunk", lambda n: n is None or is_count(n), "must be None or at least 1"),
             ("head_optimizer", lambda n: n in [*HEAD_RULES], f"known: {', '.join(HEAD_RULES)}"),
-            ("head_lr", lambda x: x is None or number(1e-12, 1e3)(x), "must be a positive number"),
-            ("body_optimizer", lambda n: n in BODY_RULES, f"known: {', '.join(BODY_RULES)}"),
+            ("head_lr", lambda x: x is None or number(1e-12, 1e3)(x), sizes),
+            ("body_optimizer", lambda n: n in [*BODY_RULES], f"known: {', '.join(BODY_RULES)}"),
             ("level_periods", periods, "must be whole numbers, at least 1"),
-            ("recompute", lambda c: c in (True, False), "must be True or False"),
-            ("shard", lambda s: s in SHARDS, f"known: {', '.join(SHARDS)}"),
+            ("recompute", lambda c: type(c) is bool, "must be True or False"),
+            ("shard", lambda s: s in [*SHARDS], f"known: {', '.join(SHARDS)}"),
         ]
 
     def to_dict(self) -> dict[str, Any]:

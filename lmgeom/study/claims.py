@@ -22,7 +22,7 @@ import yaml
 from ..errors import RecordError
 from . import paths
 from .records import load_records
-from .schema import NUMBER, fault
+from .schema import NUMBER, fault, read_yaml
 from lmgeom.study.statistics import (
     EDGES,
     Paired,
@@ -108,12 +108,17 @@ def load_claims(path: Path | None = None) -> dict[str, dict[str, Any]]:
         Claims by id, in the ledger's order.
 
     Raises:
-        RecordError: a field is missing, an id is used twice, a claim has no or two answers, or
-            its rule or benchmark lacks a key, has an unknown one or an impossible value.
+        RecordError: the file cannot be read, a field is missing, an id is used twice, a claim has
+            no or two answers, or its rule or benchmark lacks a key, has an unknown one or an
+            impossible value.
     """
     path = path or paths.root() / "book" / "claims.yaml"
     claims: dict[str, dict[str, Any]] = {}
-    for row in yaml.safe_load(path.read_text(encoding="utf-8")):
+    try:
+        rows = read_yaml(path)
+    except (OSError, yaml.YAMLError) as error:
+        raise RecordError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from None
+    for row in rows:
         name = row.get("id", "?")
         if missing := [field for field in REQUIRED if field not in row]:
             raise RecordError(f"claim {name!r} in {path.name} lacks {', '.join(missing)}")

@@ -45,7 +45,7 @@ from lmgeom.study.records import (
     record_name,
     run_id,
 )
-from .schema import fault
+from .schema import fault, read_yaml
 from .statistics import EDGES, stratify, stratum
 from ..taper.alignment import alignment, depth_correlation
 
@@ -114,8 +114,10 @@ def _check(
         raise ConfigError(f"{where}: {wrong}")
 
 
-def _model(settings: Mapping[str, Any]) -> Config:
-    settings = dict(settings)
+def _model(*layers: Mapping[str, Any]) -> Config:
+    settings: dict[str, Any] = {}
+    for layer in layers:  # one that names a preset starts anew
+        settings = dict(layer) if "preset" in layer else settings | layer
     name = settings.pop("preset", None)
     if name is None:
         return Config.from_dict(settings)
@@ -175,7 +177,7 @@ _MISREAD = (ValueError, LookupError, AttributeError, RecursionError)  # raised w
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        plan: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        plan: dict[str, Any] = read_yaml(path)
     except (OSError, yaml.YAMLError, *_MISREAD) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"study {path.name} cannot be read: {reason}") from None
@@ -194,15 +196,20 @@ def _read_plan(path: Path) -> dict[str, Any]:
 def _arm(plan: dict[str, Any], own: Any, changes: dict[str, Any]) -> Callable[[int], Settings]:
     """Resolve an arm up to its seed: seed -> (model, train, data, evaluation)."""
     parts = {
-        key: plan[key] | own.get(key, {}) | changes.get(key, {})
-        for key in ("model", "train", "evaluation")
+        key: plan[key] | own.get(key, {}) | changes.get(key, {}) for key in ("train", "evaluation")
     }
     evaluation = parts["evaluation"]
     _check(evaluation, EVALUATION, "evaluation", OPTIONS)
     if min(evaluation[key] for key in EVALUATION) < 1 or evaluation.get("document_tokens", 2) < 2:
         raise ConfigError(f"evaluation={evaluation}: numbers must be 1 or more, document_tokens 2")
-    model = _model(parts["model"])
+    for key, place in (("seed", "seeds"), ("eval_every", "evaluation.every")):
+        if key in parts["train"]:
+            raise ConfigError(f"train: {key}={parts['train'][key]!r} belongs into {place}")
+    model = _model(plan["model"], own.get("model", {}), changes.get("model", {}))
     settings = parts["train"] | {"eval_every": evaluation["every"]}
+    context = TrainConfig.from_dict(settings | {"seed": 0}).context
+    if context > model.context:
+        raise ConfigError(f"train: context={context} is more than the model's {model.context}")
     text = changes.get("data", own.get("data", plan["data"]))
     _check(text, DATA, "data", {"fingerprint": str})
     return lambda seed: (model, TrainConfig.from_dict(settings | {"seed": seed}), text, evaluation)

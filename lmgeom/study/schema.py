@@ -1,8 +1,11 @@
-"""What is wrong with a mapping that was read from a file of plans or claims."""
+"""Files of plans and claims: how they are read, and what is wrong with a mapping in one."""
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 NUMBER = (int, float)
 WORDS = {str: "a string", int: "an integer, 0 or more", NUMBER: "a number, 0 or more"}
@@ -32,3 +35,27 @@ def fault(
         if not good or (kind in (int, NUMBER) and not 0 <= value < math.inf):
             return f"{key}={value!r} must be {WORDS[kind]}"
     return None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Reads YAML as `yaml.safe_load` does, and refuses a mapping that has a key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping of a node."""
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        first = {key.value: key for key in reversed(keys)}
+        for key in keys:
+            if key is not first[key.value]:
+                wrong = f"key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        yaml.YAMLError: If it is no YAML, or a mapping in it has a key twice.
+    """
+    return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)

@@ -256,6 +256,11 @@ def test_rows_add_up():
     assert sum(row[2] for row in rows[:-1]) == pytest.approx(1)
 
 
+def test_a_preset_cannot_be_changed_for_others():
+    presets["titans-small"].mixer_options["depth"] = 3
+    assert presets["titans-small"].mixer_options == {"depth": 1}
+
+
 def test_a_taper_of_equal_sum_costs_the_same():
     assert parameters(replace(SMALL, mlp_width=(36, 12))) == parameters(SMALL)
 
@@ -265,6 +270,12 @@ def test_a_taper_of_equal_sum_costs_the_same():
     [
         ({"vocab_size": 0}, "vocab_size=0: must be a positive integer"),
         ({"dim": True}, "dim=True: must be a positive integer"),
+        ({"vocab_size": 10**20}, r"vocab_size=1\d+: must be at most 2\*\*30"),
+        ({"context": 2**30 + 1}, r"context=1073741825: must be at most 2\*\*30"),
+        (
+            {"mixer": "hope-attention", "mixer_options": {"levels": 25}},
+            r"mixer_options={'levels': 25}: levels must be at most the narrowest MLP, 24",
+        ),
         ({"layers": 2.0}, r"layers=2\.0: must be a positive integer"),
         ({"context": "8"}, "context='8': must be a positive integer"),
         ({"heads": 3}, "heads=3: must divide dim=16"),
@@ -368,7 +379,7 @@ def test_a_preset_is_made_when_it_is_asked_for_and_once():
     assert "a" in named
     assert repr(named) == "Presets(a, b)"
     assert not made
-    assert named["b"] is named["b"] is named.get("b") is SMALL
+    assert named["b"] == named["b"] == named.get("b") == SMALL
     assert made == ["b"]
 
 

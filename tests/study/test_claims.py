@@ -74,6 +74,15 @@ def test_a_broken_ledger_is_refused(tmp_path, rows, message):
         load_claims(write(tmp_path, *rows))
 
 
+@pytest.mark.parametrize("text", ["- {id: a, open: x, open: y}", "- [", None])
+def test_a_ledger_that_cannot_be_read_is_refused(tmp_path, text):
+    path = tmp_path / "claims.yaml"
+    if text:
+        path.write_text(text)
+    with pytest.raises(RecordError, match=r"claims\.yaml cannot be read: "):
+        load_claims(path)
+
+
 @pytest.mark.parametrize(
     ("interval", "verdict"),
     [

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import yaml
 
 from lmgeom import data
 from lmgeom.errors import ConfigError, RecordError
-from lmgeom.lm.config import Config, parameters
+from lmgeom.lm.config import Config, parameters, presets
 from lmgeom.lm.model import LanguageModel
 from lmgeom.lm.optim import schedule
 from lmgeom.study import run as run_module
@@ -121,6 +121,15 @@ def test_changes_make_another_study_of_it(book):
         ),
         ({"evaluation": PLAN["evaluation"] | {"head_update": 1}}, "head_update=1 must be true or"),
         ({"train": PLAN["train"] | {"head_optimizer": "lion"}}, "head_optimizer='lion': known"),
+        ({"train": PLAN["train"] | {"seed": 7}}, "train: seed=7 belongs into seeds"),
+        (
+            {"arms": {"a": {"train": {"eval_every": 9}}}},
+            "eval_every=9 belongs into evaluation.every",
+        ),
+        (
+            {"train": PLAN["train"] | {"context": 17}},
+            "train: context=17 is more than the model's 16",
+        ),
         ({"arms": {"a": {"data": {"source": "x"}}}}, "data: lacks tokenizer"),
         ({"data": {"source": "x"}}, "data: lacks tokenizer"),
         ({"data": PLAN["data"] | {"fingerprint": 12}}, "fingerprint=12 must be a string"),
@@ -141,6 +150,22 @@ def test_a_file_that_is_no_study_is_refused(book, text):
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=r"own\.yaml"):
         load_study(path)
+
+
+def test_a_key_that_stands_twice_is_refused(book):
+    path = write(book)
+    text = path.read_text().replace("  tied: {}\n", "  tied: {}\n  untied: {}\n")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"tiny\.yaml cannot be read: key 'untied' stands twice"):
+        load_study("tiny")
+
+
+def test_the_preset_of_an_arm_counts_before_the_plan_s_own_settings(book):
+    tapered = {"model": {"preset": "transformer-small-tapered"}}
+    write(book, model={"preset": "transformer-small", "mlp_width": 512}, arms={"a": tapered})
+    assert load_study("tiny").runs[0].model == presets["transformer-small-tapered"]
+    again = load_study("tiny", model={"layers": 9, "context": 128}).runs[0].model
+    assert again == replace(presets["transformer-small-tapered"], context=128)
 
 
 def test_an_unknown_study_lists_the_known(book):
