@@ -6,7 +6,7 @@ import yaml
 
 from lmgeom.errors import RecordError
 from lmgeom.study import claims_box, claims_list, judge, load_claims
-from lmgeom.study.claims import JUDGES, Verdict, check_tests, judge_interval, table
+from lmgeom.study.claims import ENDS, JUDGES, Verdict, check_tests, judge_interval, table
 from lmgeom.study.records import FIELDS, record
 from lmgeom.study.statistics import stratify
 
@@ -65,6 +65,7 @@ def test_the_book_s_ledger_is_valid():
             r"arms=\['p', 'q'\] must name x, too",
         ),
         ([{"id": "a", "benchmark": BENCH}], "needs at_least or at_most"),
+        ([{"id": "a", "benchmark": {"record": "r", "correlation": "mlp"}}], "lacks at_least"),
         ([{"id": "a", "benchmark": BENCH | {"at_most": "1"}}], "at_most='1' must be a number"),
         ([{"id": "a", "benchmark": {"record": "r", "at_most": 1}}], "lacks value"),
     ],
@@ -391,6 +392,23 @@ def test_a_benchmark_that_lacks_the_value_answers_nothing(tmp_path):
     assert judge(claim, folder=tmp_path) == Verdict(
         "not attempted", "record `b.json` has no `ratio`"
     )
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((0.5, 0.2, 0.7), "holds"),
+        ((0.1, -0.3, 0.5), "direction only"),
+        ((-0.1, -0.5, 0.3), "no effect found"),
+        ((-0.5, -0.7, -0.2), "fails"),
+        ((0.5, 0.2), "not attempted"),
+    ],
+)
+def test_a_correlation_is_judged_by_its_interval(tmp_path, ends, verdict):
+    record = {f"mlp_correlation_{end}": value for end, value in zip(ENDS, ends, strict=False)}
+    (tmp_path / "b.json").write_text(json.dumps(record))
+    claim = {"benchmark": {"record": "b.json", "correlation": "mlp", "at_least": 0.0}}
+    assert judge(claim, folder=tmp_path).verdict == verdict
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(5.0, "holds"), (4.99, "fails")])
