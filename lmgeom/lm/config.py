@@ -403,8 +403,7 @@ def tapered(config: Config, **options: Any) -> Config:
     Raises:
         ConfigError: If the config has more than one width, or the widths cannot be multiples.
     """
-    kind = type(config).__name__
-    require("config", kind, isinstance(config, Config), "must be a Config, as in presets")
+    require("config", config, isinstance(config, Config), "must be a Config, as in presets")
     right = "must be one width to taper around"
     require("mlp_width", config.mlp_width, is_count(config.mlp_width), right)
     sizes = widths(config.layers, cast(int, config.mlp_width), **options)
@@ -503,7 +502,11 @@ def parameters(config: Config) -> Budget:
 
     Returns:
         The budget; its total equals the number of entries of the built model's parameters.
+
+    Raises:
+        ConfigError: If it is no `Config`.
     """
+    require("config", config, isinstance(config, Config), "must be a Config, as in presets")
     dim, size, mixer = config.dim, (config.vocab_size, config.dim), MIXERS[config.mixer]
     mixers = config.layers * mixer.parameter_count(dim, config.heads, **config.mixer_options)
     body = mixers + 3 * dim * sum(config.widths)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -162,10 +162,10 @@ def load_study(name: str | Path, **changes: Any) -> Study:
         raise ConfigError(f"unknown study {str(name)!r}; known: {', '.join(studies())}")
     plan = _read_plan(path)
     seeds = changes.pop("seeds", plan["seeds"])
-    different = {seed for seed in seeds if type(seed) is int and seed >= 0}
-    if not different or len(different) != len(seeds):
+    known = isinstance(seeds, Sequence) and [s for s in seeds if type(s) is int and s >= 0]
+    if not known or len(set(known)) != len(seeds):
         raise ConfigError(f"seeds={seeds!r}: must be different integers, 0 or more, at least one")
-    _known(changes, ("data", "model", "train", "evaluation"), "change")
+    _check(changes, {}, "changes", ARM | {"evaluation": dict})
     arms = {arm: _arm(plan, own or {}, changes) for arm, own in plan["arms"].items()}
     runs = [Run(plan["name"], arm, seed, *arms[arm](seed)) for arm in arms for seed in seeds]
     return Study(plan["name"], plan["question"], path.resolve(), tuple(runs))

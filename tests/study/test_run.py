@@ -152,6 +152,21 @@ def test_a_file_that_is_no_study_is_refused(book, text):
         load_study(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 5}, "seeds=5: must be different integers"),
+        ({"seeds": "01"}, "seeds='01': must be different integers"),
+        ({"model": None}, "changes: model=None must be a mapping"),
+        ({"lr": 1.0}, "changes: unknown 'lr'; known: model, train, data, evaluation"),
+    ],
+)
+def test_impossible_changes_are_named(book, changes, message):
+    write(book)
+    with pytest.raises(ConfigError, match=message):
+        load_study("tiny", **changes)
+
+
 def test_a_key_that_stands_twice_is_refused(book):
     path = write(book)
     text = path.read_text().replace("  tied: {}\n", "  tied: {}\n  untied: {}\n")

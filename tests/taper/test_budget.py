@@ -119,8 +119,10 @@ def test_only_a_uniform_model_can_be_tapered():
         tapered(taper)
     with pytest.raises(ConfigError, match="multiple=1000: must divide"):
         tapered(presets["transformer-small"], multiple=1000)
-    with pytest.raises(ConfigError, match="config='str': must be a Config, as in presets"):
-        tapered("transformer-small")
+    with pytest.raises(ConfigError, match="config='small': must be a Config, as in presets"):
+        tapered("small")
+    with pytest.raises(ConfigError, match="config='small': must be a Config, as in presets"):
+        parameters("small")
 
 
 def test_every_architecture_comes_uniform_and_tapered():
