@@ -4,6 +4,7 @@
 __all__ = ['SCHEDULES', 'linear', 'cosine', 'sigmoid', 'widths', 'group_widths']
 
 # %% ../../nbs/taper/01_schedule.ipynb #sched-export-imports
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,19 +32,32 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "sigmoid": sigmoid,
 }
 
+# %% ../../nbs/taper/01_schedule.ipynb #sched-near
+def _near(width: int, ratios: Sequence[float], multiple: int) -> str:
+    """Return ratios near the given ones, and a multiple, that `_sizes` accepts, for an error."""
+    unit = 1 if width % multiple else multiple
+    rest = width // unit - 1
+    total = len(ratios) * rest
+    edges = [min(round(edge * rest), total) for edge in itertools.accumulate(ratios)]
+    pairs = itertools.pairwise([0, *edges[:-1], total])
+    near = ", ".join(f"{unit * (1 + b - a)}/{width}" for a, b in pairs)
+    return f"{near} with multiple={unit}"
+
 # %% ../../nbs/taper/01_schedule.ipynb #sched-sizes
 def _sizes(width: int, ratios: Sequence[float], multiple: int) -> list[int]:
     """Return each ratio times the width; all of them and the width are multiples of `multiple`."""
     numbers = all(isinstance(r, int | float) and type(r) is not bool for r in ratios)
     inside = numbers and all(0 < ratio <= len(ratios) for ratio in ratios)
+    right = f"must be positive floats or integers with the sum {len(ratios)}, to keep the total"
     if not inside or not math.isclose(sum(ratios), len(ratios), rel_tol=1e-12):
-        right = f"must be positive floats or integers with the sum {len(ratios)}"
-        raise ConfigError(f"ratios {ratios!r}: {right}, to keep the total")
+        raise ConfigError(f"ratios {ratios!r}: {right}")
     sizes = [round(ratio * width) for ratio in ratios]
     for ratio, size in zip(ratios, sizes, strict=True):
-        if size < 1 or abs(size - ratio * width) > 1e-6:
-            near = f"{max(size, 1)}/{width}"
+        if size < 1 or not math.isclose(size, ratio * width, rel_tol=4e-16, abs_tol=1e-6):
+            near = _near(width, ratios, multiple)
             raise ConfigError(f"ratio {ratio!r}: must give a whole number; {near} would")
+    if sum(sizes) != len(ratios) * width:
+        raise ConfigError(f"ratios {ratios!r}: {right}")
     common = math.gcd(width, *sizes)
     if common % multiple:
         small = [n for n in range(1, math.isqrt(common) + 1) if common % n == 0]
@@ -88,7 +102,7 @@ def widths(
 
     Raises:
         ConfigError: If an argument is wrong, or the multiple does not divide B and both ends; the
-            message names a multiple that would.
+            message names a multiple, or ends and a multiple, that would do.
     """
     _check_counts(n_layers=n_layers, width=width, multiple=multiple)
     if n_layers < 2:
@@ -127,7 +141,8 @@ def group_widths(
         L widths that sum to L B.
 
     Raises:
-        ConfigError: If the groups are unequal, the mean is not 1, or a width is no multiple.
+        ConfigError: If the groups are unequal, the mean is not 1, or a width is no multiple; the
+            message names what would do.
     """
     _check_counts(n_layers=n_layers, width=width, multiple=multiple)
     if not isinstance(ratios, Sequence) or not ratios:

@@ -118,6 +118,88 @@ def test_layers_that_do_not_fit_are_refused_and_left_clean(kind):
     assert model.training
 
 
+class Sub(nn.Module):
+    """Mixer, norm and MLP that are matrices; `kind` says how the layer puts them together."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.norm = kind, nn.LayerNorm(8)
+        self.mixer, self.pre, self.mlp = (nn.Linear(8, 8) for _ in range(3))
+        self.other = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.kind == "all in place":
+            x += self.mixer(x)
+        else:
+            x = x + self.mixer(x)
+        if self.kind == "mixer in place":
+            x = self.mixer(x)
+            x += 1
+        if self.kind == "two before":
+            return x + self.mlp(self.pre(self.norm(x)))
+        push = self.mlp(self.norm(x))
+        if self.kind == "sum in the push":
+            push += x
+            return push
+        if "in place" in self.kind:
+            x += push
+            return x
+        scales = {"scaled push": 0.2, "negative push": -1, "scaled by coordinate": torch.arange(8)}
+        out = x + scales.get(self.kind, 1) * push
+        if self.kind == "scaled sum":
+            out *= 0.5
+        return out + self.other(out) if self.kind == "third branch" else out
+
+
+def parts(layer, x):
+    """What enters a `Sub`, its stream before the MLP, and what the MLP adds, by hand."""
+    z = x + layer.mixer(x)
+    if layer.kind == "mixer in place":
+        z = layer.mixer(z) + 1
+    normed = layer.norm(z)
+    push = layer.mlp(layer.pre(normed) if layer.kind == "two before" else normed)
+    return x, z, {"scaled push": 0.2, "negative push": -1}.get(layer.kind, 1) * push
+
+
+SUMS = ["right", "in place", "all in place", "mixer in place", "sum in the push", "two before"]
+
+
+@pytest.mark.parametrize("kind", [*SUMS, "scaled push", "negative push"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_of_every_kind_are_measured(kind, dtype):
+    model, ids = Stack(*(Sub(kind) for _ in range(3))).to(dtype), torch.randint(9, (2, 5))
+    found, x = alignment(model, ids), model.input(ids)
+    error = 20 * torch.finfo(dtype).eps
+    for depth, layer in enumerate(model.layers):
+        h, z, push = parts(layer, x.detach())
+        x = z + push
+        for name, (a, b) in {"mlp": (push, h), "mlp_here": (push, z), "block": (x - h, h)}.items():
+            expected = F.cosine_similarity(a.double(), b.double(), dim=-1).mean(-1)
+            assert (getattr(found, name)[:, depth] - expected).abs().max() < error
+
+
+@pytest.mark.parametrize("kind", ["scaled sum", "third branch", "scaled by coordinate"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_sums_of_something_else_are_refused(kind, dtype):
+    model = Stack(Sub("right"), Sub(kind)).to(dtype)
+    with pytest.raises(ConfigError, match="Sub: must add to the stream that its MLP reads"):
+        alignment(model, torch.randint(9, (1, 5)))
+    assert hooks(model) == 0
+
+
+def test_a_norm_that_keeps_the_direction_is_not_the_stream():
+    class Normed(Layer):
+        def forward(self, x):
+            z = x + 0.0
+            return z + self.mlp(F.normalize(z) if self.kind == "no child" else self.norm(z))
+
+    layers = [Normed(torch.eye(8) / 2), Normed(-torch.eye(8) / 2)]
+    for layer in layers:
+        layer.norm = nn.RMSNorm(8)
+    found = alignment(Stack(*layers), torch.randint(9, (2, 5)))
+    assert (found.mlp - torch.tensor([1.0, -1])).abs().max() < 1e-6
+
+
 def test_another_name_and_a_missing_name():
     model = Stack(Layer(torch.eye(8)), Layer(torch.eye(8)))
     with pytest.raises(ConfigError, match=r"mlp='ffn'.*children: mlp, norm"):
@@ -196,6 +278,22 @@ def test_correlation_needs_finite_values_that_differ(values):
 def test_correlation_needs_resamples(resamples):
     with pytest.raises(ConfigError, match=r"resamples=.*: must be an integer from 1 to 100000"):
         depth_correlation(torch.arange(4), resamples=resamples)
+
+
+@given(st.integers(1, 3), st.integers(0, 40), st.integers(3, 5))
+def test_correlation_has_an_interval_or_is_refused(resamples, seed, layers):
+    message, found = "none has a correlation", (0.0,)
+    try:
+        found = depth_correlation(torch.arange(layers), resamples=resamples, seed=seed)
+    except ConfigError as error:
+        message = str(error)
+    assert "none has a correlation" in message
+    assert all(-1 <= value <= 1 for value in found)
+
+
+def test_resamples_of_one_layer_only_are_refused():
+    with pytest.raises(ConfigError, match="resamples=1: none has a correlation with seed=11"):
+        depth_correlation(torch.tensor([1.0, 2, 3]), resamples=1, seed=11)
 
 
 @pytest.mark.parametrize("factor", [1e-300, 1e307])
@@ -368,6 +466,24 @@ def test_parallel_decoders_of_transformers_are_refused():
     sizes = SIZES | {"intermediate_size": 48, "use_parallel_residual": True}
     with pytest.raises(ConfigError, match="GPTNeoXLayer"):
         alignment(decoder("GPTNeoX", **sizes), torch.randint(53, (1, 8)))
+
+
+GEMMA4 = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
+GEMMA4 |= {"global_head_dim": 8, "num_kv_shared_layers": 0, "enable_moe_block": False}
+GEMMA4 |= {"vocab_size_per_layer_input": 53, "pad_token_id": 0, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(("branch", "scalar"), [(0, 0.5), (8, 1), (8, 0.5), (0, 1)])
+def test_gemma4_is_measured_only_where_its_mlp_adds_last(branch, scalar):
+    model = decoder("Gemma4Text", **GEMMA4, hidden_size_per_layer_input=branch)
+    for block in find_blocks(model):
+        block.layer_scalar.fill_(scalar)
+    ids = torch.randint(53, (2, 16))
+    if (branch, scalar) == (0, 1):
+        assert alignment(model, ids).mlp.shape == (2, 3)
+    else:
+        with pytest.raises(ConfigError, match=r"Gemma4TextDecoderLayer: must add to the stream"):
+            alignment(model, ids)
 
 
 def test_script_measures_one_of_our_checkpoints(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from lmgeom.errors import ConfigError
 from lmgeom.taper import SCHEDULES, group_widths, widths
 
 LAYERS = st.integers(2, 64)
+COUNTS = st.integers(1, 64)
 NAMES = st.sampled_from(sorted(SCHEDULES))
 
 
@@ -148,8 +149,11 @@ def test_a_tie_goes_to_the_wider_width_early():
         ({"start": 2, "end": 0}, "positive"),
         ({"start": float("nan")}, "positive"),
         ({"start": "1.5"}, "positive"),
-        ({"start": 1.3333, "end": 0.6667}, "ratio 1.3333: must give a whole number; 85/64 would"),
-        ({"start": 1.9999, "end": 1e-4}, "ratio 1.9999: .*; 128/64 would"),
+        (
+            {"start": 1.3333, "end": 0.6667},
+            "ratio 1.3333: must give a whole number; 80/64, 48/64 with multiple=16 would",
+        ),
+        ({"start": 1.9999, "end": 1e-4}, "ratio 1.9999: .*; 112/64, 16/64 with multiple=16 would"),
         ({"start": 10**400}, "sum 2"),
         ({"start": True, "end": True}, "positive floats or integers"),
         ({"start": 1.5 + 2**-31, "width": 2**31 - 2, "multiple": 1}, "sum 2"),
@@ -181,7 +185,67 @@ def test_the_multiple_that_the_error_names_works(width, multiple):
     assert best == max(n for n in (*range(1, 17), common) if common % n == 0 and n <= multiple)
 
 
+def ratios_that_the_error_names(error):
+    """The ratios and the multiple in the end of an error."""
+    words = str(error).split("; ")[1].removesuffix(" would")
+    fractions, multiple = words.split(" with multiple=")
+    pairs = [part.split("/") for part in fractions.split(", ")]
+    return [int(a) / int(b) for a, b in pairs], int(multiple)
+
+
+@given(LAYERS, st.integers(1, 300) | st.integers(1, 2**31 - 1), st.floats(1e-3, 1.999), COUNTS)
+def test_the_ends_that_the_error_names_work(n_layers, width, start, multiple):
+    try:
+        widths(n_layers, width, start=start, end=2 - start, multiple=multiple)
+    except ConfigError as error:
+        if "ratio " in str(error):
+            (start, end), best = ratios_that_the_error_names(error)
+            assert width % multiple or best == multiple
+            found = widths(n_layers, width, start=start, end=end, multiple=best)
+            assert sum(found) == n_layers * width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"width": 64, "start": 1.9, "end": 0.1}, "112/64, 16/64 with multiple=16 would"),
+        ({"width": 15}, "22/15, 8/15 with multiple=1 would"),
+        ({"width": 1, "start": 1.9, "end": 0.1}, "1/1, 1/1 with multiple=1 would"),
+    ],
+)
+def test_the_ends_that_the_error_names(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        widths(4, **arguments)
+
+
 # ------------------------------------------------------------------ groups
+@given(st.lists(st.floats(1e-3, 9), min_size=1, max_size=9), st.integers(1, 2**31 - 1), COUNTS)
+def test_the_ratios_that_the_error_names_work(parts, width, multiple):
+    ratios, groups = [len(parts) * part / sum(parts) for part in parts], len(parts)
+    try:
+        found = group_widths(groups, width, ratios, multiple)
+    except ConfigError as error:
+        if "ratio " not in str(error):
+            return
+        ratios, multiple = ratios_that_the_error_names(error)
+        found = group_widths(groups, width, ratios, multiple)
+    assert sum(found) == groups * width
+
+
+def test_groups_that_miss_the_budget_by_one_are_refused():
+    width = 2**31 - 1
+    with pytest.raises(ConfigError, match="with the sum 1000, to keep the total"):
+        group_widths(1000, width, [1] * 999 + [1 + 1 / width], multiple=1)
+    ratios = [1] * 998 + [1 + 1 / width, 1 - 1 / width]
+    assert sum(group_widths(1000, width, ratios, multiple=1)) == 1000 * width
+
+
+def test_one_wide_group_of_many_is_a_whole_number():
+    width = 2**31 - 1
+    ratios = [1 / width] * 999 + [1000 - 999 / width]
+    assert sum(group_widths(1000, width, ratios, multiple=1)) == 1000 * width
+
+
 @given(st.integers(1, 20), st.integers(1, 50), st.sampled_from([1, 8, 16]))
 def test_groups_have_the_uniform_budget(layers_a_group, units, multiple):
     width = 4 * units * multiple
