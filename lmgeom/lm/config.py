@@ -263,7 +263,7 @@ class Config:
         options, built = check_options("mixer_options", own, self.mixer, mixer, *width, **shared)
         object.__setattr__(self, "mixer_options", options)
         right = f"levels must be at most the narrowest MLP, {min(self.widths)}"
-        require("mixer_options", own, built.levels <= min(self.widths), right)
+        require("mixer_options", own, cast(int, built.levels) <= min(self.widths), right)
         no_table = self.head == "tied" and self.input != "table"
         require("head", self.head, not no_table, f"input {self.input!r} has no table; use 'untied'")
 

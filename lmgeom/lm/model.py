@@ -204,7 +204,11 @@ class LanguageModel(nn.Module):
         return logits
 
     def initial_state(self, batch: int) -> ModelState:
-        """State before the first token of `batch` texts."""
+        """State before the first token of `batch` texts; see `Mixer.initial_state`.
+
+        Raises:
+            ConfigError: If `batch` is not a positive integer.
+        """
         blocks: Iterable[Any] = self.blocks
         return ModelState(tuple(b.mixer.initial_state(batch) for b in blocks), batch)
 
@@ -219,9 +223,15 @@ class LanguageModel(nn.Module):
             Shape (B, n, D), equal up to rounding to those of the whole text, and the new state.
 
         Raises:
-            DataError: As `hidden`, or if the state is that of another number of texts.
+            DataError: As `hidden`, or if the state is that of another number of texts or of another
+                model, as far as it tells (`Mixer.step`).
         """
         check_ids(ids, self.config.vocab_size)
+        if not isinstance(state, ModelState):
+            raise DataError(f"state is a {type(state).__name__}: must be a ModelState")
+        if len(state.mixers) != len(self.blocks):
+            right = f"must be one of {len(self.blocks)}"
+            raise DataError(f"state of a model of {len(state.mixers)} layers: {right}")
         if len(ids) != state.batch:
             raise DataError(f"token ids of {len(ids)} texts: the state is that of {state.batch}")
         x, after = self.input(ids), []

@@ -6,7 +6,8 @@ A mixer is a module built as `Mixer(dim, heads, *, context, rope_base, **options
 - `mixer.initial_state(batch)` is the state before the first token, and `mixer.step(x, state)`
   continues by the n >= 1 tokens of x, shape (B, n, D): it returns the outputs and the new state and
   leaves the given one as it was. Generation uses it. Any cut of a text into pieces, with the state
-  carried over, gives the output of the whole text. States are named tuples.
+  carried over, gives the output of the whole text. States are named tuples. One that differs from
+  the mixer's own in kind, shapes, dtype, device, window or chunk is refused.
 
 `mixer.levels` is the number of MLPs in the chain that follows it in a layer, nearly always 1.
 `mixer.limit` is the longest text in tokens; None, or no such attribute, if there is no limit.

@@ -2,11 +2,11 @@
 
 # %% auto #0
 __all__ = ['rotary_angles', 'rotate', 'check_count', 'Rotary', 'visible', 'KeyValues', 'HeadNorm', 'check_heads',
-           'check_attention', 'check_stream', 'Attention']
+           'check_attention', 'check_stream', 'check_state', 'Mixer', 'Attention']
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-export-imports
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -125,7 +125,12 @@ def visible(
 
     Returns:
         Booleans of shape (n, m), true where a query may read.
+
+    Raises:
+        ConfigError: If there are more queries than keys.
     """
+    if queries > keys:
+        raise ConfigError(f"queries={queries}: must be at most keys={keys}")
     key = torch.arange(keys, device=device)
     query = key[keys - queries :, None]
     mask = key <= query
@@ -139,17 +144,20 @@ class KeyValues(NamedTuple):
         keys: Keys, normalized and turned, shape (B, H, m, d).
         values: Values of the same tokens, shape (B, H, m, d).
         tokens: Tokens seen so far; m is smaller when a window has passed over the first ones.
+        window: Tokens that a token reads, itself included; None for all before it.
     """
 
     keys: Tensor
     values: Tensor
     tokens: int
+    window: int | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> "KeyValues":
         """State with the keys and values (B, H, n, d) of n more tokens."""
         keys = torch.cat((self.keys.to(keys), keys), dim=2)
         values = torch.cat((self.values.to(values), values), dim=2)
-        return KeyValues(keys, values, self.tokens + keys.shape[2] - self.keys.shape[2])
+        tokens = self.tokens + keys.shape[2] - self.keys.shape[2]
+        return KeyValues(keys, values, tokens, self.window)
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-normalize
 class HeadNorm(nn.Module):
@@ -195,26 +203,122 @@ def check_attention(
         raise ConfigError(f"persistent={persistent!r}: must be an integer from 0 on")
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-stream
-def check_stream(x: Tensor, dim: int, texts: int | None = None) -> None:
-    """Refuse a stream that is not (B, n, dim) with n at least 1, or not of as many texts.
-
-    Args:
-        x: What a mixer is given.
-        dim: Width D of the residual stream.
-        texts: Texts of the state that x continues; None if there is no state.
-
-    Raises:
-        DataError: Naming what is wrong.
-    """
+def check_stream(x: Tensor, dim: int) -> None:
+    """Raise a DataError if a stream is not (B, n, dim) with n at least 1."""
     if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != dim:
         right = f"must be (texts, tokens, {dim}), with at least one token"
         raise DataError(f"stream of shape {tuple(x.shape)}: {right}")
-    if texts is not None and len(x) != texts:
-        raise DataError(f"stream of {len(x)} texts: the state is that of {texts}")
+
+
+def _parts(state: Any, place: str = "state") -> Iterator[tuple[str, Any]]:
+    """Name and give each part of a state, every tuple before what it holds."""
+    yield place, state
+    if isinstance(state, tuple):
+        for name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+            yield from _parts(part, f"{place}.{name}")
+
+
+def _alike(part: Any, own: Any, dtypes: set[torch.dtype]) -> bool:
+    """Whether a part of a state is like that of a fresh one, where what is zero may grow."""
+    if isinstance(part, Tensor) and isinstance(own, Tensor):
+        if part.dim() != own.dim() or part.device != own.device:
+            return False
+        sizes = zip(part.shape[1:], own.shape[1:], strict=True)
+        return part.dtype in {own.dtype, *dtypes} and all(m in (n, 0) for n, m in sizes)
+    if type(part) is not type(own):
+        return False
+    return len(part) == len(own) if isinstance(own, tuple) else own in (part, 0)
+
+
+def _describe(part: Any) -> str:
+    """Say in a few words what a part of a state is."""
+    if isinstance(part, Tensor):
+        shape = ["texts", *(str(n or "any") for n in part.shape[1:])][: part.dim()]
+        return f"{part.dtype} of shape ({', '.join(shape)}) on {part.device}"
+    if isinstance(part, tuple):
+        return f"a {type(part).__name__} of {len(part)}"
+    return repr(part) if isinstance(part, int | None) else f"a {type(part).__name__}"
+
+
+def check_state(x: Tensor, state: Any, fresh: Any) -> None:
+    """Refuse a state that is not like a mixer's own, or not of as many texts as its stream.
+
+    Under autocasting its dtype will do as well as the mixer's.
+
+    Args:
+        x: The stream that continues the state, shape (B, n, D).
+        state: What the mixer is given.
+        fresh: The mixer's state before the first token, of any number of texts.
+
+    Raises:
+        DataError: Naming the first part that is wrong, what it is and what it must be.
+    """
+    place = x.device.type  # on the meta device there is no autocasting
+    cast = place != "meta" and torch.is_autocast_enabled(place)
+    dtypes = {torch.get_autocast_dtype(place)} if cast else set()
+    for (name, part), (_, own) in zip(_parts(state), _parts(fresh), strict=True):
+        if not _alike(part, own, dtypes):
+            raise DataError(f"{name} is {_describe(part)}: must be {_describe(own)}")
+        if isinstance(part, Tensor) and len(part) != len(x):
+            raise DataError(f"stream of {len(x)} texts: the state is that of {len(part)}")
+
+
+class Mixer(nn.Module):
+    """What all mixers share: their stream and state are checked, then `advance` takes the step.
+
+    A mixer sets `dim`, the width D of its stream, and gives two methods: `fresh(batch)`, the state
+    before the first token, and `advance(x, state)`, a step without checks.
+    """
+
+    dim: int
+    fresh: Callable[[int], Any]
+    advance: Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+    def initial_state(self, batch: int) -> Any:
+        """State before the first token of `batch` texts.
+
+        Under `torch.no_grad` it shares no memory with the parameters. Otherwise gradients reach the
+        weights that it starts from: it is part of the graph, may show later changes of the weights,
+        and cannot be deep-copied.
+
+        Raises:
+            ConfigError: If `batch` is not a positive integer.
+        """
+        check_count("batch", batch)
+        return self.fresh(batch)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Continue texts by the tokens of x, and return the state after.
+
+        A state tells its kind, shapes, dtype and device, the window of attention, and the chunk
+        where that is part of the definition. It does not tell which weights, norms or gates made
+        it, nor which of two mixers whose states are alike.
+
+        Args:
+            x: The next n >= 1 tokens of each text, shape (B, n, D).
+            state: What `initial_state` or the last step returned; it is left as it was.
+
+        Returns:
+            Outputs, shape (B, n, D), and the new state.
+
+        Raises:
+            DataError: If x has another shape, the state is that of another number of texts or
+                unlike this mixer's own, or the text does not fit the context.
+        """
+        check_stream(x, self.dim)
+        check_state(x, state, self.fresh(1))
+        return self.advance(x, state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix each token of x, shape (B, T, D), with itself and those before it."""
+        check_stream(x, self.dim)
+        return self.advance(x, self.fresh(len(x)))[0]
 
 # %% ../../nbs/mixers/01_attention.ipynb #att-attention
-class Attention(nn.Module):
+class Attention(Mixer):
     """Causal multi-head softmax attention with rotary positions and no biases.
+
+    PyTorch's kernel has no second derivatives on a CPU, for this mixer and all that build on it.
 
     Args:
         dim: Width D of the residual stream.
@@ -245,7 +349,7 @@ class Attention(nn.Module):
     ):
         super().__init__()
         check_attention(dim, heads, window, qk_norm, persistent)
-        self.heads, self.window = heads, window
+        self.dim, self.heads, self.window = dim, heads, window
         self.limit: int | None = context  # longest text; a mixer without this attribute has none
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
@@ -290,38 +394,48 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix each token of x, shape (B, T, D), with itself and those before it."""
-        check_stream(x, self.qkv.in_features)
+        check_stream(x, self.dim)
         return self.write(self.look_up(*self.project(x)), x)
 
-    def initial_state(self, batch: int) -> KeyValues:
+    def fresh(self, batch: int) -> KeyValues:
         """State before the first token of `batch` sequences."""
         empty = self.qkv.weight.new_empty(batch, self.heads, 0, self.rotary.dim)
-        return KeyValues(empty, empty, 0)
+        return KeyValues(empty, empty, 0, self.window)
 
     def attend(self, x: Tensor, state: KeyValues) -> tuple[Tensor, KeyValues]:
         """What the heads return, joined, for tokens that continue a state, and the state after."""
-        check_stream(x, self.qkv.in_features, len(state.keys))
         q, *pair = self.project(x, state.tokens)
-        keys, values, tokens = state.append(*pair)
-        first = 0 if self.window is None else max(0, keys.shape[2] - self.window + 1)
-        kept = KeyValues(keys[:, :, first:], values[:, :, first:], tokens)
+        keys, values, tokens, window = state.append(*pair)
+        first = 0 if window is None else max(0, keys.shape[2] - window + 1)
+        kept = KeyValues(keys[:, :, first:], values[:, :, first:], tokens, window)
         return self.look_up(q, keys, values), kept
 
-    def step(self, x: Tensor, state: KeyValues) -> tuple[Tensor, KeyValues]:
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
+    def advance(self, x: Tensor, state: KeyValues) -> tuple[Tensor, KeyValues]:
+        """Take a step, x of shape (B, n, D), without checks."""
         mixed, state = self.attend(x, state)
         return self.write(mixed, x), state
 
     @staticmethod
     def parameter_count(
-        dim: int, heads: int, *, qk_norm: bool = False, persistent: int = 0, **options: Any
+        dim: int,
+        heads: int,
+        *,
+        window: int | None = None,
+        qk_norm: bool = False,
+        persistent: int = 0,
     ) -> int:
         """Number of parameters: four matrices, gains of `qk_norm`, and the persistent pairs."""
         return 4 * dim * dim + (2 * (dim // heads) if qk_norm else 0) + 2 * persistent * dim
 
     @staticmethod
     def flops_per_token(
-        dim: int, heads: int, tokens: int, *, qk_norm: bool = False, **options: Any
+        dim: int,
+        heads: int,
+        tokens: int,
+        *,
+        window: int | None = None,
+        qk_norm: bool = False,
+        persistent: int = 0,
     ) -> int:
         """Forward FLOPs a token beyond two for each parameter: scores and mixing, 4 T D.
 

@@ -55,11 +55,12 @@ class GatedAttention(Attention):
     def parameter_count(dim: int, heads: int, *, gate: str = "elementwise", **options: Any) -> int:
         """Attention's parameters and the gate's: D^2 elementwise, D H headwise."""
         width = dim if gate == "elementwise" else heads
-        return Attention.parameter_count(dim, heads, **options) + dim * width
+        count = Attention.parameter_count(dim, heads, persistent=0, **options)
+        return count + dim * width
 
     @staticmethod
     def flops_per_token(
         dim: int, heads: int, tokens: int, *, gate: str = "elementwise", **options: Any
     ) -> int:
         """Forward FLOPs a token beyond two for each parameter: those of `Attention`."""
-        return Attention.flops_per_token(dim, heads, tokens, **options)
+        return Attention.flops_per_token(dim, heads, tokens, persistent=0, **options)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .attention import Attention, HeadNorm, check_count, check_stream
+from .attention import Attention, HeadNorm, Mixer, check_count
 from .memory import Gates, before, chunk_sizes, solve_errors, unroll
 from .titans import WIDTH, check_memory, convolve, full_precision
 
@@ -67,13 +67,16 @@ def self_modifying_memory(
     Returns:
         Answers, shape (B, H, T, d), and the state after the last token.
         Source: Behrouz et al. 2025, equations 83 to 93, for matrices; the shared form is ours.
+
+    Raises:
+        ConfigError: If `chunk` is not a positive integer.
     """
     sizes = chunk_sizes(u.shape[2], state.offset, chunk)
     answers = []
     for piece in zip(u.split(sizes, dim=2), q.split(sizes, dim=2), strict=True):
         y, state = _piece(*piece, start, state, chunk)
         answers.append(y)
-    return torch.cat(answers, dim=2), state
+    return torch.cat(answers or [q], dim=2), state
 
 
 def _piece(
@@ -114,13 +117,14 @@ def shared_step_ceiling(chunk: int) -> float:
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-mixer
 class HopeState(NamedTuple):
-    """State of `Hope`: inputs of the convolution (B, 3, 2 D), and the memories'."""
+    """State of `Hope`: inputs of the convolution (B, 3, 2 D), the memories', tokens of a chunk."""
 
     recent: Tensor
     memory: SharedState
+    chunk: int
 
 
-class Hope(nn.Module):
+class Hope(Mixer):
     """Self-modifying Titans with matrix memories (Behrouz et al. 2025, section 8.1).
 
     Args:
@@ -147,7 +151,8 @@ class Hope(nn.Module):
     ):
         super().__init__()
         check_memory(dim, heads, 1, chunk, 0.0)
-        self.levels, self.heads, self.chunk = check_count("levels", levels), heads, chunk
+        self.dim, self.heads, self.chunk = dim, heads, chunk
+        self.levels = check_count("levels", levels)
         size = dim // heads
         self.uq = nn.Linear(dim, 2 * dim, bias=False)
         self.gate = nn.Linear(dim, dim, bias=False)
@@ -167,22 +172,17 @@ class Hope(nn.Module):
         nn.init.zeros_(self.row_bias[0])
         nn.init.constant_(self.row_bias[1], 7.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix each token of x, shape (B, T, D), with itself and those before it."""
-        return self.step(x, self.initial_state(len(x)))[0]
-
-    def initial_state(self, batch: int) -> HopeState:
+    def fresh(self, batch: int) -> HopeState:
         """State before the first token of `batch` sequences."""
         recent = self.taps.new_zeros(batch, WIDTH - 1, len(self.taps))
         wide = torch.promote_types(recent.dtype, torch.float32)
         one = torch.eye(self.maps.shape[-1], dtype=wide, device=recent.device)
         one = one.expand(batch, self.heads, -1, -1)
         none = torch.zeros_like(one)
-        return HopeState(recent, SharedState(one, none, one, none, 0))
+        return HopeState(recent, SharedState(one, none, one, none, 0), self.chunk)
 
-    def step(self, x: Tensor, state: HopeState) -> tuple[Tensor, HopeState]:
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
-        check_stream(x, self.uq.in_features, len(state.recent))
+    def advance(self, x: Tensor, state: HopeState) -> tuple[Tensor, HopeState]:
+        """Take a step, x of shape (B, n, D), without checks."""
         mixed, recent = convolve(self.uq(x), state.recent, self.taps)
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device):
@@ -193,17 +193,17 @@ class Hope(nn.Module):
             q = F.normalize(q, dim=-1)
             y, memory = self_modifying_memory(u, q, start, state.memory, self.chunk)
             y = self.norm(y.transpose(1, 2)).flatten(-2).to(x.dtype)
-        return self.output(y * F.silu(self.gate(x))), HopeState(recent, memory)
+        return self.output(y * F.silu(self.gate(x))), HopeState(recent, memory, self.chunk)
 
     @staticmethod
-    def parameter_count(dim: int, heads: int, **options: Any) -> int:
+    def parameter_count(dim: int, heads: int, *, levels: int = 4, chunk: int = 64) -> int:
         """Number of parameters: four matrices, taps, gain, and the start of the memories."""
         size = dim // heads
         return 4 * dim * dim + 2 * WIDTH * dim + dim + 3 * dim * size + 2 * dim + 2 * heads
 
     @staticmethod
     def flops_per_token(
-        dim: int, heads: int, tokens: int, *, chunk: int = 64, **options: Any
+        dim: int, heads: int, tokens: int, *, levels: int = 4, chunk: int = 64
     ) -> int:
         """Forward FLOPs a token beyond two for each parameter, averaged over a text."""
         d = dim // heads
@@ -229,8 +229,10 @@ def level_widths(width: int, levels: int) -> list[int]:
         at least 16 n, otherwise any integers.
 
     Raises:
-        ConfigError: If there are more levels than units of width.
+        ConfigError: If one is no positive integer, or there are more levels than units of width.
     """
+    check_count("width", width)
+    check_count("levels", levels)
     if width < levels:
         raise ConfigError(f"levels={levels}: must be at most the MLP's width {width}")
     unit = 16 if width % 16 == 0 and width >= 16 * levels else 1
@@ -268,6 +270,9 @@ def chain(build: Callable[[int, int], nn.Module], dim: int, width: int, levels: 
 
     Returns:
         A module that maps (..., D) to (..., D).
+
+    Raises:
+        ConfigError: If the width cannot be split among so many levels.
     """
     if levels == 1:
         return build(dim, width)
@@ -308,14 +313,14 @@ class HopeAttention(Attention):
     @staticmethod
     def parameter_count(dim: int, heads: int, *, levels: int = 4, **options: Any) -> int:
         """Number of parameters of attention; the chain is the MLP's."""
-        return Attention.parameter_count(dim, heads, **options)
+        return Attention.parameter_count(dim, heads, persistent=0, **options)
 
     @staticmethod
     def flops_per_token(
         dim: int, heads: int, tokens: int, *, levels: int = 4, **options: Any
     ) -> int:
         """Forward FLOPs a token beyond two for each parameter: those of `Attention`."""
-        return Attention.flops_per_token(dim, heads, tokens, **options)
+        return Attention.flops_per_token(dim, heads, tokens, persistent=0, **options)
 
 # %% ../../nbs/mixers/05_hope.ipynb #hop-cadence
 class Cadence:
@@ -323,25 +328,36 @@ class Cadence:
 
     The sum and the number of steps it has waited are in the parameter's optimizer state, as "held"
     and "waited", and saved with it. While the optimizer steps or loads they are set aside: AdamW,
-    for one, takes a state with any key for one that it has set up.
+    for one, takes a state with any key for one that it has set up. A copy or a pickle would have
+    lost the hooks that do so, and is refused: save and load the state.
 
     Args:
         optimizer: Any torch optimizer that skips parameters without a gradient.
         periods: Steps between two moves for each of some parameters; the others move always.
 
     Raises:
-        ConfigError: If a period is not a positive integer.
+        ConfigError: If a period is not a positive integer, or a parameter that would wait is not
+            one of the optimizer's; later, if the optimizer is copied or pickled.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, periods: dict[nn.Parameter, int]):
         for period in periods.values():
             check_count("period", period)
         self.periods = {p: period for p, period in periods.items() if period > 1}
+        owned = {p for group in optimizer.param_groups for p in group["params"]}
+        for parameter in self.periods.keys() - owned:
+            wrong = f"a parameter of shape {tuple(parameter.shape)} waits"
+            raise ConfigError(f"{wrong}: must be one of the optimizer's")
         self._waiting: dict[nn.Parameter, dict[str, Any]] = {}
+        optimizer.__getstate__ = self._refuse  # type: ignore[method-assign]
         optimizer.register_step_pre_hook(self._hold)
         optimizer.register_step_post_hook(self._keep)
         optimizer.register_load_state_dict_pre_hook(self._set_aside)
         optimizer.register_load_state_dict_post_hook(self._keep)
+
+    def _refuse(self) -> dict[str, Any]:
+        right = "must be rebuilt, and given its state by `load_state_dict`"
+        raise ConfigError(f"copy or pickle of an optimizer with a Cadence: {right}")
 
     def _hold(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._waiting.clear()

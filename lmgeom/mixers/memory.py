@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention import check_count
+
 # %% ../../nbs/mixers/03_memory.ipynb #mem-products
 def segment_products(a: Tensor) -> Tensor:
     """Products of every run of factors: entry (i, j) is a_{j+1} ... a_i, one on the diagonal.
@@ -154,14 +156,18 @@ def linear_memory(
     Returns:
         Answers, shape (B, H, T, d), and the state after the last token.
         Source: Behrouz et al. 2024, equations 13 and 14; the solution is ours.
+
+    Raises:
+        ConfigError: If `chunk` is not a positive integer.
     """
+    check_count("chunk", chunk)
     answers, whole = [], k.shape[2] // chunk * chunk
     for part, length in ((slice(whole), chunk), (slice(whole, None), k.shape[2] - whole)):
         if k[:, :, part].shape[2]:
             q_, k_, v_, *g_ = (z[:, :, part].unflatten(2, (-1, length)) for z in (q, k, v, *gates))
             y, state = _chunks(q_, k_, v_, unroll(Gates(*g_)), state)
             answers.append(y.flatten(2, 3))
-    return torch.cat(answers, dim=2), state
+    return torch.cat(answers or [v], dim=2), state
 
 
 def _chunks(
@@ -241,7 +247,11 @@ def chunk_sizes(tokens: int, offset: int, chunk: int) -> list[int]:
 
     Returns:
         Positive sizes that sum to `tokens`: the rest of the open chunk, whole ones, a last part.
+
+    Raises:
+        ConfigError: If `chunk` is not a positive integer.
     """
+    check_count("chunk", chunk)
     first = min(chunk - offset, tokens)
     whole, last = divmod(tokens - first, chunk)
     return [size for size in (first, *[chunk] * whole, last) if size]
@@ -286,6 +296,9 @@ def deep_memory(
     Returns:
         Answers, shape (B, H, T, d), and the state after the last token.
         Source: Behrouz et al. 2024, equations 16 to 18; the bound is ours.
+
+    Raises:
+        ConfigError: If `chunk` is not a positive integer.
     """
     sizes = chunk_sizes(k.shape[2], state.offset, chunk)
     pieces = zip(*(z.split(sizes, dim=2) for z in (q, k, v, *gates)), strict=True)
@@ -293,7 +306,7 @@ def deep_memory(
     for q_, k_, v_, *g_ in pieces:
         y, state = _piece(q_, k_, v_, Gates(*g_), state, chunk, bounded)
         answers.append(y)
-    return torch.cat(answers, dim=2), state
+    return torch.cat(answers or [v], dim=2), state
 
 
 def _piece(

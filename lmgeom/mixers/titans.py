@@ -19,9 +19,9 @@ from lmgeom.mixers.attention import (
     Attention,
     HeadNorm,
     KeyValues,
+    Mixer,
     check_count,
     check_heads,
-    check_stream,
     visible,
 )
 from lmgeom.mixers.memory import (
@@ -84,13 +84,15 @@ class MemoryState(NamedTuple):
     Attributes:
         recent: Inputs of the convolution for the last three tokens, shape (B, 3, 3 D).
         memory: Weights and momentum of every head.
+        chunk: Tokens of a chunk; None for a linear memory, to which it is a matter of speed alone.
     """
 
     recent: Tensor
     memory: LinearState | DeepState
+    chunk: int | None
 
 
-class NeuralMemory(nn.Module):
+class NeuralMemory(Mixer):
     """The memory with its convolution, norms and gates, but no output matrix.
 
     Args:
@@ -105,17 +107,11 @@ class NeuralMemory(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        depth: int = 1,
-        chunk: int = 64,
-        momentum: float = MOMENTUM,
+        self, dim: int, heads: int, *, depth: int = 1, chunk: int = 64, momentum: float = MOMENTUM
     ):
         super().__init__()
         check_memory(dim, heads, depth, chunk, momentum)
-        self.heads, self.chunk, self.momentum = heads, chunk, momentum
+        self.dim, self.heads, self.chunk, self.momentum = dim, heads, chunk, momentum
         self.ceiling = step_ceiling(momentum) / 2 / (chunk if depth > 1 else 1)
         sizes = layer_sizes(dim // heads, depth)
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
@@ -136,15 +132,17 @@ class NeuralMemory(nn.Module):
             std = weight.shape[-1] ** -0.5 if len(self.start) > 1 else 0.0
             nn.init.normal_(weight, std=std)
 
-    def initial_state(self, batch: int) -> MemoryState:
+    def fresh(self, batch: int) -> MemoryState:
         """State before the first token of `batch` sequences."""
         recent = self.qkv.weight.new_zeros(batch, WIDTH - 1, len(self.qkv.weight))
         wide = torch.promote_types(recent.dtype, torch.float32)
-        weights = tuple(w.to(wide).expand(batch, -1, -1, -1) for w in self.start)
+        grad = torch.is_grad_enabled()  # without it, a state must not be a view of the parameters
+        starts = (w if grad and w.requires_grad else w.clone() for w in self.start)
+        weights = tuple(w.to(wide).expand(batch, -1, -1, -1) for w in starts)
         pushes = tuple(torch.zeros_like(w) for w in weights)
         if len(weights) == 1:
-            return MemoryState(recent, LinearState(weights[0], pushes[0]))
-        return MemoryState(recent, DeepState(weights, pushes, weights, 0))
+            return MemoryState(recent, LinearState(weights[0], pushes[0]), None)
+        return MemoryState(recent, DeepState(weights, pushes, weights, 0), self.chunk)
 
     def read_stream(self, x: Tensor, recent: Tensor) -> tuple[list[Tensor], Gates, Tensor]:
         """Queries, keys, values (B, H, n, d) and gates of x (B, n, D), and the new `recent`."""
@@ -157,9 +155,8 @@ class NeuralMemory(nn.Module):
         q, k, v = heads
         return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v], gates, recent
 
-    def step(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+    def advance(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Read and write by the tokens of x (B, n, D): answers (B, n, D) and the state after."""
-        check_stream(x, self.qkv.in_features, len(state.recent))
         (q, k, v), gates, recent = self.read_stream(x, state.recent)
         memory: LinearState | DeepState
         with full_precision(x.device):
@@ -167,7 +164,7 @@ class NeuralMemory(nn.Module):
                 y, memory = linear_memory(q, k, v, gates, state.memory, self.chunk)
             else:
                 y, memory = deep_memory(q, k, v, gates, state.memory, self.chunk)
-        return self.join(y).to(x.dtype), MemoryState(recent, memory)
+        return self.join(y).to(x.dtype), MemoryState(recent, memory, state.chunk)
 
     def join(self, y: Tensor) -> Tensor:
         """Normalize answers (B, H, n, d) for each head and join them to (B, n, D)."""
@@ -175,7 +172,9 @@ class NeuralMemory(nn.Module):
         return joined
 
     @staticmethod
-    def parameter_count(dim: int, heads: int, *, depth: int = 1, **options: Any) -> int:
+    def parameter_count(
+        dim: int, heads: int, *, depth: int = 1, chunk: int = 64, momentum: float = MOMENTUM
+    ) -> int:
         """Number of parameters: three matrices, taps, gates with biases, gains, and the start."""
         sizes = layer_sizes(dim // heads, depth)
         start = heads * sum(a * b for a, b in itertools.pairwise(sizes))
@@ -183,7 +182,13 @@ class NeuralMemory(nn.Module):
 
     @staticmethod
     def flops(
-        dim: int, heads: int, tokens: int, *, depth: int = 1, chunk: int = 64, **options: Any
+        dim: int,
+        heads: int,
+        tokens: int,
+        *,
+        depth: int = 1,
+        chunk: int = 64,
+        momentum: float = MOMENTUM,
     ) -> int:
         """Forward FLOPs on a text of the matrix products that multiply no parameter."""
         size = dim // heads
@@ -192,7 +197,7 @@ class NeuralMemory(nn.Module):
         return heads * deep_memory_flops(tokens, layer_sizes(size, depth), chunk)
 
 # %% ../../nbs/mixers/04_titans.ipynb #tit-lmm
-class TitansLMM(nn.Module):
+class TitansLMM(Mixer):
     """The memory as the whole mixer (Behrouz et al. 2024, section 4.3).
 
     Args:
@@ -222,21 +227,18 @@ class TitansLMM(nn.Module):
         momentum: float = MOMENTUM,
     ):
         super().__init__()
+        self.dim = dim
         self.memory = NeuralMemory(dim, heads, depth=depth, chunk=chunk, momentum=momentum)
         self.gate = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix each token of x, shape (B, T, D), with itself and those before it."""
-        return self.step(x, self.initial_state(len(x)))[0]
-
-    def initial_state(self, batch: int) -> MemoryState:
+    def fresh(self, batch: int) -> MemoryState:
         """State before the first token of `batch` sequences."""
-        return self.memory.initial_state(batch)
+        return self.memory.fresh(batch)
 
-    def step(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
-        y, state = self.memory.step(x, state)
+    def advance(self, x: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Take a step, x of shape (B, n, D), without checks."""
+        y, state = self.memory.advance(x, state)
         return self.output(y * F.silu(self.gate(x))), state
 
     @staticmethod
@@ -309,18 +311,16 @@ class TitansMAG(Attention):
         self.memory = NeuralMemory(dim, heads, depth=depth, chunk=chunk, momentum=momentum)
         self.norm = HeadNorm(dim)
 
-    def initial_state(self, batch: int) -> TitansState:  # type: ignore[override]
+    forward = Mixer.forward  # by the state, which attention alone does not need
+
+    def fresh(self, batch: int) -> TitansState:  # type: ignore[override]
         """State before the first token of `batch` sequences."""
-        return TitansState(super().initial_state(batch), self.memory.initial_state(batch))
+        return TitansState(super().fresh(batch), self.memory.fresh(batch))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix each token of x, shape (B, T, D), with itself and those before it."""
-        return self.step(x, self.initial_state(len(x)))[0]
-
-    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
+    def advance(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
+        """Take a step, x of shape (B, n, D), without checks."""
         near, attention = self.attend(x, state.attention)
-        far, memory = self.memory.step(x, state.memory)
+        far, memory = self.memory.advance(x, state.memory)
         y = self.output(self.norm(near) * F.silu(far))
         return y, TitansState(attention, memory)
 
@@ -353,9 +353,9 @@ class TitansMAL(TitansMAG):
     Arguments and errors are those of `TitansMAG`.
     """
 
-    def step(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
-        far, memory = self.memory.step(x, state.memory)
+    def advance(self, x: Tensor, state: TitansState) -> tuple[Tensor, TitansState]:  # type: ignore[override]
+        """Take a step, x of shape (B, n, D), without checks."""
+        far, memory = self.memory.advance(x, state.memory)
         mixed, attention = self.attend(self.norm(x + far), state.attention)
         return self.output(mixed), TitansState(attention, memory)
 
@@ -368,12 +368,14 @@ class SegmentState(NamedTuple):
         attention: Keys and values of these tokens themselves.
         anchor: The memory's weights at the start of the segment, by layer.
         memory: State of the memory after the last token.
+        chunk: Tokens of a whole segment.
     """
 
     recalled: KeyValues
     attention: KeyValues
     anchor: tuple[Tensor, ...]
     memory: MemoryState
+    chunk: int
 
 
 class TitansMAC(TitansMAG):
@@ -419,16 +421,16 @@ class TitansMAC(TitansMAG):
         self.limit = None  # attention ends with the segment
         self.query = nn.Linear(dim, dim, bias=False)
 
-    def initial_state(self, batch: int) -> SegmentState:  # type: ignore[override]
+    def fresh(self, batch: int) -> SegmentState:  # type: ignore[override]
         """State before the first token of `batch` sequences."""
-        attention, memory = super().initial_state(batch)
+        attention, memory = super().fresh(batch)
         return self.open_segment(attention, memory)
 
     def open_segment(self, empty: KeyValues, memory: MemoryState) -> SegmentState:
         """State before the first token of a segment."""
         own = memory.memory
         anchor = own.weights if isinstance(own, DeepState) else (own.weight,)
-        return SegmentState(empty, empty, anchor, memory)
+        return SegmentState(empty, empty, anchor, memory, self.memory.chunk)
 
     def recall(self, x: Tensor, anchor: tuple[Tensor, ...]) -> Tensor:
         """Ask fixed weights about each token of x (B, n, D): normalized answers (B, n, D)."""
@@ -439,9 +441,8 @@ class TitansMAC(TitansMAG):
                 u = (F.silu(u) if layer else u) @ weight.mT
         return self.memory.join(u).to(x.dtype)
 
-    def step(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:  # type: ignore[override]
-        """Continue sequences by the tokens of x, shape (B, n, D), and return the state after."""
-        check_stream(x, self.qkv.in_features, len(state.memory.recent))
+    def advance(self, x: Tensor, state: SegmentState) -> tuple[Tensor, SegmentState]:  # type: ignore[override]
+        """Take a step, x of shape (B, n, D), without checks."""
         sizes = chunk_sizes(x.shape[1], state.attention.tokens, self.memory.chunk)
         outputs = []
         for piece in x.split(sizes, dim=1):
@@ -460,16 +461,16 @@ class TitansMAC(TitansMAG):
         values = torch.cat((recalled.values, attention.values), dim=2)
         seen = visible(x.shape[1], tokens, device=x.device)
         mixed = self.look_up(q, keys, values, torch.cat((seen, seen), dim=1))
-        far, memory = self.memory.step(mixed, state.memory)
+        far, memory = self.memory.advance(mixed, state.memory)
         y = self.output(self.norm(mixed) * F.silu(far))
         if tokens == self.memory.chunk:
-            return y, self.open_segment(Attention.initial_state(self, len(x)), memory)
-        return y, SegmentState(recalled, attention, state.anchor, memory)
+            return y, self.open_segment(Attention.fresh(self, len(x)), memory)
+        return y, state._replace(recalled=recalled, attention=attention, memory=memory)
 
     @staticmethod
     def parameter_count(dim: int, heads: int, **options: Any) -> int:
         """Number of parameters: those of `TitansMAG` and one more matrix."""
-        return TitansMAG.parameter_count(dim, heads, **options) + dim * dim
+        return TitansMAG.parameter_count(dim, heads, window=None, **options) + dim * dim
 
     @staticmethod
     def flops_per_token(dim: int, heads: int, tokens: int, **options: Any) -> int:
@@ -481,5 +482,5 @@ class TitansMAC(TitansMAG):
         network = sum(2 * a * b for a, b in itertools.pairwise(sizes))
         recalled = tokens * (heads * network + 6 * dim * dim)
         scores = 8 * dim * (whole * chunk**2 + rest**2)
-        gains = Attention.flops_per_token(dim, heads, 0, **attention) - 2 * dim
+        gains = Attention.flops_per_token(dim, heads, 0, window=None, **attention) - 2 * dim
         return gains + memory_flops_per_token(dim, heads, tokens, recalled + scores, **memory)

@@ -117,7 +117,7 @@ def _check(
 def _model(*layers: Mapping[str, Any]) -> Config:
     settings: dict[str, Any] = {}
     for layer in layers:  # one that names a preset starts anew
-        settings = dict(layer) if "preset" in layer else settings | layer
+        settings = dict(layer) if "preset" in layer else {**settings, **layer}
     name = settings.pop("preset", None)
     if name is None:
         return Config.from_dict(settings)

@@ -99,6 +99,11 @@ def test_visible_is_its_definition(queries, before, window):
     assert visible(queries, keys, window).tolist() == expected
 
 
+def test_more_queries_than_keys_are_refused():
+    with pytest.raises(ConfigError, match="queries=5: must be at most keys=3"):
+        visible(5, 3)
+
+
 def test_a_windowed_state_stays_small():
     layer = make(Attention, window=5)
     state = layer.initial_state(2)

@@ -1,6 +1,7 @@
 """Self-modifying memories against five separate ones; the chain of MLPs and its clocks."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -206,6 +207,33 @@ def test_a_parameter_without_gradients_waits_in_vain():
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize("rule", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_optimizer_with_a_cadence_cannot_be_copied(rule, twin, steps):
+    """Its copy would have no hooks, and move the weight too early."""
+    model = nn.Linear(2, 2)
+    optimizer = rule(model.parameters(), lr=0.1)
+    twin(optimizer)
+    Cadence(optimizer, {model.weight: 3})
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    with pytest.raises(ConfigError, match="copy or pickle of an optimizer with a Cadence: must be"):
+        twin(optimizer)
+    assert optimizer.state_dict()["param_groups"]
+
+
+def test_only_own_parameters_can_wait():
+    model, other = nn.Linear(2, 2), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"shape \(2, 3\) waits: must be one of the optimizer's"):
+        Cadence(optimizer, {model.weight: 2, other.weight: 2})
+    Cadence(optimizer, {model.weight: 2, other.weight: 1})  # it does not wait
+    optimizer.step()
+    assert optimizer.state_dict()["state"].keys() == {0}
+
+
 @pytest.mark.parametrize("period", [0, 1.5, True])
 def test_impossible_periods_are_refused(period):
     model = nn.Linear(2, 2)
@@ -223,3 +251,21 @@ def test_impossible_periods_are_refused(period):
 def test_impossible_levels_are_refused(mixer, levels):
     with pytest.raises(ConfigError, match=r"levels=.*: must be a positive integer"):
         mixer(16, 2, levels=levels)
+
+
+@pytest.mark.parametrize("levels", [-2, 0, 2.0])
+def test_impossible_splits_are_refused(levels):
+    for split in (lambda: level_widths(64, levels), lambda: chain(SwiGLU, 4, 64, levels)):
+        with pytest.raises(ConfigError, match=r"levels=.*: must be a positive integer"):
+            split()
+    with pytest.raises(ConfigError, match="width=-64: must be a positive integer"):
+        level_widths(-64, 2)
+
+
+def test_no_tokens_have_no_answers_and_no_chunk_is_none():
+    u, q, start = example(0)
+    y, state = self_modifying_memory(u[None, None], q[None, None], start, fresh())
+    assert y.shape == (1, 1, 0, SIZE)
+    assert torch.equal(state.turn, fresh().turn)
+    with pytest.raises(ConfigError, match="chunk=0: must be a positive integer"):
+        self_modifying_memory(u[None, None], q[None, None], start, fresh(), 0)

@@ -225,3 +225,18 @@ def test_pieces_end_where_chunks_do(tokens, offset, chunk):
     assert sum(sizes) == tokens
     ends = (offset + torch.tensor(sizes).cumsum(0)) % chunk
     assert (ends[:-1] == 0).all()
+
+
+@pytest.mark.parametrize("run", [linear_memory, deep_memory])
+def test_no_tokens_have_no_answers_and_no_chunk_is_none(run):
+    q, k, v, gates = example(0)
+    start = layers([5, 5])
+    linear = LinearState(*batched(start[0], torch.zeros(5, 5).double()))
+    state = linear if run is linear_memory else deep_state(start)
+    case = *batched(q, k, v), Gates(*batched(*gates)), state
+    y, after = run(*case)
+    assert y.shape == (1, 1, 0, 5)
+    assert after == state
+    for chunk in (0, -3, 2.0):
+        with pytest.raises(ConfigError, match=r"chunk=.*: must be a positive integer"):
+            run(*case, chunk)

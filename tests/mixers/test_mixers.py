@@ -124,6 +124,26 @@ def test_costs_agree_with_the_counters(name, options):
     assert counter.get_total_flops() // 96 == 2 * count + beyond
 
 
+NOT_OPTIONS = [
+    *(("depth", name) for name in MIXERS if not name.startswith("titans")),
+    *(("persistent", name) for name in ("gated-attention", "hope-attention", "titans-lmm", "hope")),
+    *(("window", name) for name in ("titans-lmm", "titans-mac", "hope")),
+    *(("dpth", name) for name in MIXERS),
+]
+
+
+@pytest.mark.parametrize(("option", "name"), NOT_OPTIONS)
+def test_costs_refuse_the_options_that_the_constructor_refuses(option, name):
+    mixer = MIXERS[name]
+    for refused in (
+        lambda: mixer(32, 2, **{option: 2}),
+        lambda: mixer.parameter_count(32, 2, **{option: 2}),
+        lambda: mixer.flops_per_token(32, 2, 10, **{option: 2}),
+    ):
+        with pytest.raises(TypeError, match=f"argument '{option}'"):
+            refused()
+
+
 @every_case
 def test_bfloat16_stays_close(name, options):
     layer, x = make(name, options).float(), text().float()
