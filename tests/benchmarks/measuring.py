@@ -20,14 +20,20 @@ def processor_seconds(function):
     return time.process_time() - start
 
 
-def medians(jobs, rounds, seconds=processor_seconds):
-    """Median seconds of each job by name, in alternation, after a round of warm-up."""
+def alternate(jobs, rounds, seconds=processor_seconds):
+    """Seconds of each job by name and round, in alternation, after a round of warm-up."""
     taken = {name: [] for name in jobs}
     for repetition in range(rounds + 1):
         for name, job in jobs.items():
             spent = seconds(job)
             if repetition:
                 taken[name].append(spent)
+    return taken
+
+
+def medians(jobs, rounds, seconds=processor_seconds):
+    """Median seconds of each job by name, as `alternate` takes them."""
+    taken = alternate(jobs, rounds, seconds)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
